@@ -1,0 +1,33 @@
+// Package deps pins the module's libraries until each has its first user; it is deleted then.
+package deps
+
+import (
+	_ "github.com/anishathalye/porcupine"
+	_ "github.com/bufbuild/protocompile"
+	_ "github.com/go-viper/encoding/javaproperties"
+	_ "github.com/go-zookeeper/zk"
+	_ "github.com/hashicorp/go-immutable-radix/v2"
+	_ "github.com/hashicorp/memberlist"
+	_ "github.com/hashicorp/raft"
+	_ "github.com/hashicorp/raft-boltdb/v2"
+	_ "github.com/hashicorp/raft-wal"
+	_ "github.com/klauspost/compress/s2"
+	_ "github.com/klauspost/compress/snappy"
+	_ "github.com/klauspost/compress/snappy/xerial"
+	_ "github.com/klauspost/compress/zstd"
+	_ "github.com/pierrec/lz4/v4"
+	_ "github.com/prometheus/client_golang/prometheus"
+	_ "github.com/prometheus/client_golang/prometheus/promhttp"
+	_ "github.com/spf13/cobra"
+	_ "github.com/spf13/viper"
+	_ "github.com/twmb/franz-go/pkg/kadm"
+	_ "github.com/twmb/franz-go/pkg/kerr"
+	_ "github.com/twmb/franz-go/pkg/kfake"
+	_ "github.com/twmb/franz-go/pkg/kgo"
+	_ "github.com/twmb/franz-go/pkg/kmsg"
+	_ "go.uber.org/goleak"
+	_ "golang.org/x/sys/unix"
+	_ "google.golang.org/protobuf/compiler/protogen"
+	_ "google.golang.org/protobuf/proto"
+	_ "pgregory.net/rapid"
+)
