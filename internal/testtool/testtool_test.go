@@ -1,0 +1,71 @@
+package testtool
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestFindNamesMissingAndFoundTools(t *testing.T) {
+	dir := t.TempDir()
+	for _, tool := range []Tool{Kafka082, Kafka111, Kafka44, ZooKeeper395, Programs, Python, Node} {
+		if _, err := find(dir, tool); !errors.Is(err, os.ErrNotExist) {
+			if tool == Node && err != nil {
+				continue // this machine has no Node.js at all
+			}
+			t.Errorf("find(%s) in an empty folder: err = %v, want not-exist", tool, err)
+		}
+	}
+	lib := filepath.Join(dir, string(Kafka082), "lib")
+	if err := os.MkdirAll(lib, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := find(dir, Kafka082); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a folder without jars counts as the tool: err = %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(lib, "a.jar"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := find(dir, Kafka082); err != nil || got != lib {
+		t.Errorf("find = %q, %v; want %q", got, err, lib)
+	}
+}
+
+func TestDirFollowsTheEnvironment(t *testing.T) {
+	t.Setenv("BARNABAS_TOOLS", "/somewhere/else")
+	if got := Dir(t); got != "/somewhere/else" {
+		t.Errorf("Dir = %q", got)
+	}
+}
+
+// recorder is a testing.TB that notes how a test ended instead of ending it.
+type recorder struct {
+	testing.TB
+	skipped, failed bool
+}
+
+func (r *recorder) Helper()               {}
+func (r *recorder) Skipf(string, ...any)  { r.skipped = true; panic(r) }
+func (r *recorder) Fatalf(string, ...any) { r.failed = true; panic(r) }
+
+func need(t *testing.T) *recorder {
+	r := &recorder{TB: t}
+	func() {
+		defer func() { _ = recover() }()
+		Need(r, Kafka082)
+	}()
+	return r
+}
+
+func TestNeedSkipsLocallyAndFailsUnderCI(t *testing.T) {
+	t.Setenv("BARNABAS_TOOLS", t.TempDir())
+	t.Setenv("CI", "")
+	if r := need(t); !r.skipped || r.failed {
+		t.Errorf("without CI: skipped %v, failed %v; want a skip", r.skipped, r.failed)
+	}
+	t.Setenv("CI", "true")
+	if r := need(t); r.skipped || !r.failed {
+		t.Errorf("with CI=true: skipped %v, failed %v; want a failure", r.skipped, r.failed)
+	}
+}
