@@ -3,7 +3,8 @@
 // another folder); this package only looks, it fetches nothing.
 //
 // A test that lacks its tool is skipped with the tool's name on a developer's machine and fails when CI=true, so that
-// a green CI run is one in which every test ran. For tests only.
+// a green CI run is one in which every test ran. `go test -short` asks for the pure Go part: there such tests are skipped
+// even when the tool is present. For tests only.
 package testtool
 
 import (
@@ -65,6 +66,9 @@ func Dir(t testing.TB) string {
 // skipped by name, or failed when CI=true.
 func Need(t testing.TB, tool Tool) string {
 	t.Helper()
+	if testing.Short() {
+		t.Skipf("needs %s: not in the short run", tool)
+	}
 	path, err := find(Dir(t), tool)
 	if err == nil {
 		return path

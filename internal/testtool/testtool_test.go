@@ -59,6 +59,12 @@ func need(t *testing.T) *recorder {
 }
 
 func TestNeedSkipsLocallyAndFailsUnderCI(t *testing.T) {
+	if testing.Short() {
+		if r := need(t); !r.skipped {
+			t.Error("the short run needs a tool")
+		}
+		return
+	}
 	t.Setenv("BARNABAS_TOOLS", t.TempDir())
 	t.Setenv("CI", "")
 	if r := need(t); !r.skipped || r.failed {

@@ -1,0 +1,62 @@
+# barnabas: what a developer does, one word each. `make` prints this list.
+
+GO      ?= go
+BIN     := bin/barnabas
+TOOLS   := $(or $(BARNABAS_TOOLS),$(CURDIR)/.tools)
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+FUZZ    ?= 20s
+export BARNABAS_TOOLS := $(TOOLS)
+
+# CI runs every Go test with the race detector.
+RACE := $(if $(filter true,$(CI)),-race)
+# Everything but the tests of whole clusters, which follow it.
+UNIT = $(shell $(GO) list ./... | grep -v /integration)
+
+.DEFAULT_GOAL := help
+.PHONY: help build run demo tools unit test race lint fuzz bench generate clean
+
+help: ## print this list
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## build bin/barnabas, one static binary
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/barnabas
+
+run: build ## start a three-node cluster on this machine (Kafka 9092-9094, ZooKeeper 2181-2183)
+	$(BIN) dev --nodes 3
+
+demo: build ## feed the Go sources through old consumers while a broker is killed, and count what was lost
+	@if command -v java >/dev/null && command -v mvn >/dev/null; then tools/fetch.sh kafka-0.8.2.2 classes; fi
+	$(GO) run ./tools/demo -bin $(BIN) -tools $(TOOLS)
+
+tools: ## fetch what the tests need and no Go module brings (Kafka and ZooKeeper jars, kcat, ...)
+	@tools/fetch.sh
+
+unit: ## the pure Go tests, under two minutes
+	$(GO) test -short $(UNIT)
+
+test: tools ## all tests: pure Go first, then whole clusters with real clients
+	$(GO) run ./tools/gotest $(RACE) -timeout 20m $(UNIT)
+	$(GO) run ./tools/gotest $(RACE) -timeout 20m -p 1 ./integration/...
+
+race: ## the pure Go tests with the race detector
+	$(GO) test -race -short $(UNIT)
+
+lint: ## gofmt, vet, staticcheck, import arrows and purity; lists the largest functions and files
+	@tools/fetch.sh staticcheck
+	@out=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); if [ -n "$$out" ]; then echo "gofmt needed:"; echo "$$out"; exit 1; fi
+	$(GO) vet ./...
+	$(TOOLS)/bin/staticcheck ./...
+	$(GO) test ./internal/lint
+	@$(GO) run ./tools/largest
+
+fuzz: ## run each fuzz target for a while (FUZZ=20s)
+	@tools/fuzz.sh $(FUZZ)
+
+bench: ## run the Go benchmarks
+	$(GO) test -run '^$$' -bench . -benchmem $(UNIT)
+
+generate: ## write generated code again; CI fails when that changes anything
+	$(GO) generate ./...
+
+clean: ## remove what was built (not what make tools fetched)
+	rm -rf bin
