@@ -1,0 +1,215 @@
+package state
+
+import (
+	"slices"
+	"strconv"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+// claimOwner makes an owner znode if nobody has it: at most one owner per name at every index.
+func (s *State) claimOwner(session int64, c *statepb.ClaimOwner) *statepb.Result {
+	if g, ok := s.groups.get([]byte(c.Group)); c.GroupVersion != 0 && (!ok || g.Version != c.GroupVersion) {
+		return s.refuse(statepb.Code_STALE, "group %s has changed", c.Group)
+	}
+	return s.createZnode(session, &statepb.CreateZnode{
+		Path: "/consumers/" + c.Group + "/owners/" + c.Topic + "/" + c.Name, Data: c.Data, Null: c.Null, Acl: c.Acl, Ephemeral: c.Ephemeral,
+	})
+}
+
+// ---- offsets: one store; znodes and both APIs are its faces ----
+
+func (s *State) offset(g, topic string, p int32) (*Offset, bool) {
+	c, ok := s.offsets.get(keyChunk(p/offsetChunk, g, topic))
+	if !ok {
+		return nil, false
+	}
+	i, ok := c.find(p)
+	if !ok {
+		return nil, false
+	}
+	return c.rows[i], true
+}
+
+func (c *offsets) find(p int32) (int, bool) {
+	return slices.BinarySearchFunc(c.rows, p, func(o *Offset, p int32) int { return int(o.Partition) - int(p) })
+}
+
+// putOffset stores an offset and tells the faces: a new znode, or new data of one.
+func (s *State) putOffset(g, topic string, o *Offset, zx id.ZXID) {
+	key := keyChunk(o.Partition/offsetChunk, g, topic)
+	c := &offsets{}
+	if old, ok := s.offsets.get(key); ok {
+		c.rows = slices.Clone(old.rows)
+	}
+	o.CommittedMs = s.meta.ClockMs
+	o.Mzxid, o.Mtime = zx, s.wallMs
+	i, had := c.find(o.Partition)
+	kind := OffsetChanged
+	if had {
+		old := c.rows[i]
+		o.Czxid, o.Ctime, o.Version = old.Czxid, old.Ctime, old.Version+1
+		if o.By == old.By {
+			o.Since = old.Since
+		}
+		c.rows[i] = o
+	} else {
+		kind = OffsetCreated
+		o.Czxid, o.Ctime = zx, s.wallMs
+		c.rows = slices.Insert(c.rows, i, o)
+		s.bumpParent("/consumers/"+g+"/offsets/"+topic, 1, zx)
+	}
+	s.offsets.put(key, c)
+	s.changed(Change{Kind: kind, ZXID: zx, Group: g, Topic: topic, Partition: o.Partition})
+}
+
+func (s *State) dropOffset(g, topic string, p int32, zx id.ZXID) bool {
+	key := keyChunk(p/offsetChunk, g, topic)
+	old, ok := s.offsets.get(key)
+	if !ok {
+		return false
+	}
+	i, ok := old.find(p)
+	if !ok {
+		return false
+	}
+	if len(old.rows) == 1 {
+		s.offsets.del(key)
+	} else {
+		s.offsets.put(key, &offsets{rows: slices.Delete(slices.Clone(old.rows), i, i+1)})
+	}
+	s.bumpParent("/consumers/"+g+"/offsets/"+topic, -1, zx)
+	s.changed(Change{Kind: OffsetDeleted, ZXID: zx, Group: g, Topic: topic, Partition: p})
+	return true
+}
+
+// dropOffsets removes a group's offsets of a topic and the directory that held them.
+func (s *State) dropOffsets(g, topic string, zx id.ZXID) {
+	_, chunks := s.offsets.collect(keyParts(g, topic))
+	for _, c := range chunks {
+		for _, o := range c.rows {
+			s.dropOffset(g, topic, o.Partition, zx)
+		}
+	}
+	dir := "/consumers/" + g + "/offsets/" + topic
+	if z, ok := s.znodes.get(znodeKey(dir)); ok && z.Stat.Children == 0 && len(chunks) > 0 {
+		s.removeNode(dir, zx)
+	}
+}
+
+// ensureDirs makes the directories above a group's offsets: every group with an offset shows /consumers/<g>/offsets.
+func (s *State) ensureDirs(g, topic string, zx id.ZXID) {
+	for _, path := range []string{"/consumers/" + g, "/consumers/" + g + "/offsets", "/consumers/" + g + "/offsets/" + topic} {
+		if _, ok := s.znodes.get(znodeKey(path)); !ok {
+			s.addNode(path, &Znode{Null: true}, zx, 0)
+		}
+	}
+}
+
+// ValidGroupID reports why a group id cannot be stored and shown as a znode name, or "".
+func ValidGroupID(g string) string {
+	if g == "" {
+		return "group id is empty"
+	}
+	if slices.Contains([]byte(g), '/') {
+		return "group id has a '/'"
+	}
+	return ValidPath("/consumers/" + g)
+}
+
+func (s *State) commitOffsets(c *statepb.CommitOffsets) *statepb.Result {
+	if why := ValidGroupID(c.Group); why != "" {
+		return s.refuse(statepb.Code_INVALID, "%s", why)
+	}
+	for _, it := range c.Items {
+		if why := ValidTopicName(it.Topic); why != "" || it.Partition < 0 {
+			return s.refuse(statepb.Code_INVALID, "offset of %q-%d: %s", it.Topic, it.Partition, why)
+		}
+	}
+	zx := s.zxid()
+	origin := FromKafka
+	if c.From == statepb.OffsetOrigin_ORIGIN_ZNODE {
+		origin = FromZnode
+	}
+	for _, it := range c.Items {
+		s.ensureDirs(c.Group, it.Topic, zx)
+		s.putOffset(c.Group, it.Topic, &Offset{
+			Partition: it.Partition, Offset: id.Offset(it.Offset), LeaderEpoch: id.LeaderEpoch(it.LeaderEpoch), Metadata: it.Metadata,
+			RetentionMs: it.RetentionMs, Origin: origin, By: c.By, Since: uint64(s.index),
+		}, zx)
+	}
+	return &statepb.Result{Zxid: int64(zx)}
+}
+
+func (s *State) deleteOffsets(c *statepb.DeleteOffsets) *statepb.Result {
+	zx := s.zxid()
+	if len(c.Items) > 0 {
+		for _, it := range c.Items {
+			s.dropOffset(c.Group, it.Topic, it.Partition, zx)
+		}
+		return &statepb.Result{Zxid: int64(zx)}
+	}
+	keys, _ := s.offsets.collect(keyParts(c.Group))
+	prefix := len(c.Group) + 1
+	for _, k := range keys {
+		s.dropOffsets(c.Group, string(k[prefix:len(k)-5]), zx)
+	}
+	return &statepb.Result{Zxid: int64(zx)}
+}
+
+// ---- the znode face ----
+
+func parseOffset(data []byte) (id.Offset, bool) {
+	n, err := strconv.ParseInt(string(data), 10, 64)
+	return id.Offset(n), err == nil
+}
+
+func offsetStat(o *Offset) *statepb.Stat {
+	return &statepb.Stat{
+		Czxid: int64(o.Czxid), Mzxid: int64(o.Mzxid), Pzxid: int64(o.Czxid), Ctime: o.Ctime, Mtime: o.Mtime, Version: o.Version,
+		DataLength: int32(len(strconv.FormatInt(int64(o.Offset), 10))),
+	}
+}
+
+func (s *State) createOffsetZnode(p Path, c *statepb.CreateZnode) *statepb.Result {
+	n, ok := parseOffset(c.Data)
+	if !ok || c.Ephemeral || c.Sequential {
+		return s.refuse(statepb.Code_INVALID, "%s holds an offset: a persistent node with a decimal number", c.Path)
+	}
+	return s.writeOffsetZnode(p, n, c.Path)
+}
+
+func (s *State) setOffsetZnode(p Path, c *statepb.SetZnode) *statepb.Result {
+	old, ok := s.offset(p.Group, p.Topic, p.Partition)
+	n, isNumber := parseOffset(c.Data)
+	switch {
+	case !ok:
+		return s.refuse(statepb.Code_NO_NODE, "%s does not exist", c.Path)
+	case c.Version != -1 && old.Version != c.Version:
+		return s.refuse(statepb.Code_BAD_VERSION, "%s is at version %d", c.Path, old.Version)
+	case !isNumber:
+		return s.refuse(statepb.Code_INVALID, "%s holds an offset: %q is no decimal number", c.Path, c.Data)
+	}
+	return s.writeOffsetZnode(p, n, c.Path)
+}
+
+func (s *State) writeOffsetZnode(p Path, n id.Offset, path string) *statepb.Result {
+	zx := s.zxid()
+	o := &Offset{Partition: p.Partition, Offset: n, LeaderEpoch: -1, RetentionMs: -1, Origin: FromZnode, Since: uint64(s.index)}
+	s.putOffset(p.Group, p.Topic, o, zx)
+	return &statepb.Result{Zxid: int64(zx), Path: path, Stat: offsetStat(o)}
+}
+
+func (s *State) deleteOffsetZnode(p Path, version int32) *statepb.Result {
+	old, ok := s.offset(p.Group, p.Topic, p.Partition)
+	switch {
+	case !ok:
+		return s.refuse(statepb.Code_NO_NODE, "no offset of %s for %s-%d", p.Group, p.Topic, p.Partition)
+	case version != -1 && old.Version != version:
+		return s.refuse(statepb.Code_BAD_VERSION, "the offset is at version %d", old.Version)
+	}
+	zx := s.zxid()
+	s.dropOffset(p.Group, p.Topic, p.Partition, zx)
+	return &statepb.Result{Zxid: int64(zx)}
+}

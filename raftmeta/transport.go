@@ -1,0 +1,308 @@
+package raftmeta
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+var (
+	errReopening      = errors.New("raftmeta: raft is being opened again after an installed snapshot")
+	errTransportEnded = errors.New("raftmeta: the raft instance has ended")
+)
+
+const (
+	rpcTimeout      = time.Second
+	pipelineBuffer  = 256
+	connPool        = 5
+	snapStallLimit  = 5 * time.Second // a received snapshot that makes no progress for so long is given up
+	snapPipeReadLen = 64 << 10
+)
+
+// trackedLayer closes every connection with the layer, so that no goroutine of raft's transport outlives it.
+type trackedLayer struct {
+	raft.StreamLayer
+	mu     sync.Mutex
+	conns  map[*trackedConn]struct{}
+	closed bool
+}
+
+type trackedConn struct {
+	net.Conn
+	l *trackedLayer
+}
+
+func (c *trackedConn) Close() error {
+	c.l.mu.Lock()
+	delete(c.l.conns, c)
+	c.l.mu.Unlock()
+	return c.Conn.Close()
+}
+
+func (l *trackedLayer) track(c net.Conn, err error) (net.Conn, error) {
+	if err != nil {
+		return nil, err
+	}
+	t := &trackedConn{c, l}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, errors.Join(net.ErrClosed, c.Close())
+	}
+	l.conns[t] = struct{}{}
+	return t, nil
+}
+
+// Accept implements net.Listener.
+func (l *trackedLayer) Accept() (net.Conn, error) { return l.track(l.StreamLayer.Accept()) }
+
+// Dial implements raft.StreamLayer.
+func (l *trackedLayer) Dial(a raft.ServerAddress, d time.Duration) (net.Conn, error) {
+	return l.track(l.StreamLayer.Dial(a, d))
+}
+
+// Close implements net.Listener.
+func (l *trackedLayer) Close() error {
+	err := l.StreamLayer.Close()
+	l.mu.Lock()
+	l.closed = true
+	conns := l.conns
+	l.conns = map[*trackedConn]struct{}{}
+	l.mu.Unlock()
+	for c := range conns {
+		err = errors.Join(err, c.Conn.Close())
+	}
+	return err
+}
+
+// transport is raft's network, alive from Start to Stop. Each raft instance sees a port of it: raft closes the port with
+// itself, and an instance opened later goes on with the same connections.
+type transport struct {
+	net   *raft.NetworkTransport
+	layer *trackedLayer
+	log   *slog.Logger
+	id    raft.ServerID
+
+	// installing is the last index of the InstallSnapshot that raft is handling, 0 if none.
+	installing atomic.Uint64
+
+	wg sync.WaitGroup // handlers of received snapshots
+}
+
+func newTransport(id raft.ServerID, layer raft.StreamLayer, addrs raft.ServerAddressProvider, log *slog.Logger) *transport {
+	t := &transport{id: id, log: log, layer: &trackedLayer{StreamLayer: layer, conns: map[*trackedConn]struct{}{}}}
+	t.net = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+		Stream: t.layer, ServerAddressProvider: addrs, MaxPool: connPool, Timeout: rpcTimeout,
+		Logger: newHclog(log, "raft-net"),
+	})
+	return t
+}
+
+// close ends the transport and waits for its handlers; no port may be open.
+func (t *transport) close() error {
+	err := t.net.Close() // closes layer
+	t.wg.Wait()
+	return err
+}
+
+// port is the raft.Transport of one raft instance. It keeps pre-vote (raft silently drops pre-vote otherwise) and Close,
+// ignores SetHeartbeatHandler (hashicorp/raft #695: asynchronous heartbeats can raise the term under an appending
+// leader), buffers the pipeline's answers, and keeps InstallSnapshot requests that would lead back away from raft.
+type port struct {
+	*raft.NetworkTransport
+	t       *transport
+	rpc     chan raft.RPC
+	applied func() uint64 // raft's applied index
+	term    func() uint64 // raft's current term
+
+	held     chan struct{} // closed by hold
+	holdOnce sync.Once
+	done     chan struct{}
+	doneOnce sync.Once
+	wg       sync.WaitGroup
+}
+
+var (
+	_ raft.Transport   = (*port)(nil)
+	_ raft.WithPreVote = (*port)(nil)
+	_ raft.WithClose   = (*port)(nil)
+)
+
+// open makes a port; run starts it once raft exists, since its answers need applied and term.
+func (t *transport) open() *port {
+	return &port{NetworkTransport: t.net, t: t, rpc: make(chan raft.RPC), held: make(chan struct{}), done: make(chan struct{})}
+}
+
+func (p *port) run(applied, term func() uint64) {
+	p.applied, p.term = applied, term
+	p.wg.Add(1)
+	go p.pump()
+}
+
+// hold keeps every further request away from raft until the port is closed. It does not wait.
+func (p *port) hold() { p.holdOnce.Do(func() { close(p.held) }) }
+
+// Close implements raft.WithClose: it ends this port, not the connections.
+func (p *port) Close() error {
+	p.doneOnce.Do(func() { close(p.done) })
+	p.wg.Wait()
+	return nil
+}
+
+// Consumer implements raft.Transport.
+func (p *port) Consumer() <-chan raft.RPC { return p.rpc }
+
+// SetHeartbeatHandler implements raft.Transport: heartbeats go through the main loop like every other request.
+func (p *port) SetHeartbeatHandler(func(raft.RPC)) {}
+
+func (p *port) pump() {
+	defer p.wg.Done()
+	for {
+		select {
+		case r := <-p.t.net.Consumer():
+			if q, ok := r.Command.(*raft.InstallSnapshotRequest); ok {
+				p.install(r, q)
+			} else {
+				p.deliver(r)
+			}
+		case <-p.done:
+			return
+		}
+	}
+}
+
+// deliver hands a request to raft; false when the request was answered with an error instead.
+func (p *port) deliver(r raft.RPC) bool {
+	select {
+	case <-p.held:
+		r.Respond(nil, errReopening)
+		return false
+	default:
+	}
+	select {
+	case p.rpc <- r:
+		return true
+	case <-p.held:
+		r.Respond(nil, errReopening)
+	case <-p.done:
+		r.Respond(nil, errTransportEnded)
+	}
+	return false
+}
+
+// install passes an InstallSnapshot on, unless this node has applied all of it: then it is not installed, since the state
+// would go back, and the leader is told what is true, that this node holds everything up to there.
+func (p *port) install(r raft.RPC, q *raft.InstallSnapshotRequest) {
+	in, out := net.Pipe()
+	fed := make(chan struct{})
+	p.t.wg.Add(1)
+	go func() { // reads the snapshot off the connection, whatever becomes of it
+		defer p.t.wg.Done()
+		defer close(fed)
+		_, err := io.CopyBuffer(in, r.Reader, make([]byte, snapPipeReadLen))
+		_ = in.Close()
+		if err != nil {
+			_, _ = io.Copy(io.Discard, r.Reader)
+		}
+	}()
+	answer := make(chan raft.RPCResponse, 1)
+	p.t.wg.Add(1)
+	go func() { // the connection is used again once the answer is written, so the snapshot must be off it
+		defer p.t.wg.Done()
+		a := <-answer
+		p.t.installing.CompareAndSwap(q.LastLogIndex, 0)
+		_ = out.Close()
+		<-fed
+		r.RespChan <- a
+	}()
+	if applied := p.applied(); q.LastLogIndex <= applied {
+		term := p.term()
+		p.t.log.Info("received snapshot is not newer than the applied state, kept away", "snapshot", q.LastLogIndex,
+			"applied", applied, "from", string(q.ID))
+		answer <- raft.RPCResponse{Response: &raft.InstallSnapshotResponse{
+			RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(p.t.id), Addr: []byte(p.LocalAddr())},
+			Term:      term, Success: q.Term >= term,
+		}}
+		return
+	}
+	p.t.installing.Store(q.LastLogIndex)
+	r.Reader, r.RespChan = &stallReader{c: out}, answer
+	p.deliver(r)
+}
+
+// stallReader gives up when its source makes no progress, so that a leader frozen in the middle of a snapshot does not
+// keep this node's main loop, and with it every election, for ever.
+type stallReader struct {
+	c   net.Conn
+	err error
+}
+
+func (s *stallReader) Read(b []byte) (int, error) {
+	if s.err != nil {
+		return 0, s.err
+	}
+	if err := s.c.SetReadDeadline(time.Now().Add(snapStallLimit)); err != nil {
+		return 0, err
+	}
+	n, err := s.c.Read(b)
+	if err != nil && err != io.EOF {
+		err = fmt.Errorf("raftmeta: received snapshot stopped: %w", err)
+	}
+	s.err = err
+	return n, err
+}
+
+// AppendEntriesPipeline implements raft.Transport. Its answers are buffered: raft stops reading after a refused one while
+// its sender goes on, and both, and Shutdown, would wait for each other for ever.
+func (p *port) AppendEntriesPipeline(id raft.ServerID, a raft.ServerAddress) (raft.AppendPipeline, error) {
+	in, err := p.t.net.AppendEntriesPipeline(id, a)
+	if err != nil {
+		return nil, err
+	}
+	b := &bufferedPipeline{AppendPipeline: in, out: make(chan raft.AppendFuture, pipelineBuffer), done: make(chan struct{})}
+	b.wg.Add(1)
+	go b.forward()
+	return b, nil
+}
+
+type bufferedPipeline struct {
+	raft.AppendPipeline
+	out  chan raft.AppendFuture
+	done chan struct{}
+	once sync.Once
+	wg   sync.WaitGroup
+}
+
+func (b *bufferedPipeline) forward() {
+	defer b.wg.Done()
+	for {
+		select {
+		case f := <-b.AppendPipeline.Consumer():
+			select {
+			case b.out <- f:
+			case <-b.done:
+				return
+			}
+		case <-b.done:
+			return
+		}
+	}
+}
+
+// Consumer implements raft.AppendPipeline.
+func (b *bufferedPipeline) Consumer() <-chan raft.AppendFuture { return b.out }
+
+// Close implements raft.AppendPipeline.
+func (b *bufferedPipeline) Close() error {
+	b.once.Do(func() { close(b.done) })
+	err := b.AppendPipeline.Close()
+	b.wg.Wait()
+	return err
+}
