@@ -66,7 +66,12 @@ public final class HighLevelConsumer082 {
         if (options.get("stdin", "ignore").equals("close")) {
             member.stopWhenInputEnds();
         }
-        member.run(options.must("topic"), Integer.parseInt(options.get("streams", "1")));
+        try {
+            member.run(options.must("topic"), Integer.parseInt(options.get("streams", "1")));
+        } catch (Exception e) {
+            e.printStackTrace();
+            Runtime.getRuntime().halt(1);
+        }
         System.exit(0);
     }
 
@@ -118,6 +123,7 @@ public final class HighLevelConsumer082 {
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }
+        Runtime.getRuntime().halt(0); // a clean end is 0, also when SIGTERM asked for it (the JVM would say 143)
     }
 
     private void stopWhenInputEnds() {

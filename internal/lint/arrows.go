@@ -62,10 +62,10 @@ var Only = map[string][]string{
 	"github.com/hashicorp/raft-boltdb":                  {"raftmeta"},
 	"github.com/hashicorp/memberlist":                   {"cluster"},
 	"github.com/hashicorp/go-immutable-radix":           {"raftmeta/state"},
-	"github.com/go-zookeeper/zk":                        {"cli/zkconsumer", "integration", "bench", "tools"},
+	"github.com/go-zookeeper/zk":                        {"cli", "integration", "bench", "tools"},
 	"github.com/twmb/franz-go/pkg/kgo":                  {"cli", "integration", "bench", "tools"},
 	"github.com/twmb/franz-go/pkg/kadm":                 {"cli", "integration", "bench", "tools"},
-	"github.com/barnabas-mq/barnabas/internal/testtool": {"integration", "bench", "tools"},
+	"github.com/barnabas-mq/barnabas/internal/testtool": {"internal/testtool", "integration", "bench", "tools"},
 }
 
 // Arrows returns each import of a file that is no test for which the table has no arrow, and each package in no room. Tests

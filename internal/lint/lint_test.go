@@ -56,7 +56,7 @@ func TestArrowsCatchAPlantedImport(t *testing.T) {
 		{"node/a_test.go", Module + "/integration", "nobody imports integration"},
 		{"node/a.go", "github.com/spf13/viper", "belongs to cmd"},
 		{"broker/a.go", "github.com/hashicorp/raft", "belongs to raftmeta"},
-		{"broker/a.go", Module + "/internal/testtool", "belongs to integration"},
+		{"broker/a.go", Module + "/internal/testtool", "belongs to internal/testtool, integration"},
 		{"cellar/a.go", "fmt", "is in no room"},
 	} {
 		got := Arrows(planted(t, c.file, "package a\nimport _ \""+c.imports+"\"\n"))
