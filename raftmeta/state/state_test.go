@@ -1,0 +1,403 @@
+package state
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+	pb "github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+// cases.md 3, with its numbers.
+func TestParentCounters(t *testing.T) {
+	f := newFold(t)
+	f.ok(create("/p", ""))
+	f.ok(create("/p/a", ""))
+	f.ok(create("/p/b", ""))
+	f.ok(del("/p/a", -1))
+	seq := f.ok(&pb.Command{Body: &pb.Command_CreateZnode{CreateZnode: &pb.CreateZnode{Path: "/p/s-", Sequential: true}}})
+	if seq.Path != "/p/s-0000000002" {
+		t.Fatalf("sequential name %s", seq.Path)
+	}
+	z, _ := f.s.View().Znode("/p")
+	if z.Stat.Cversion() != 4 || z.Stat.Children != 2 {
+		t.Fatalf("cversion %d children %d", z.Stat.Cversion(), z.Stat.Children)
+	}
+	pzxid := z.Stat.Pzxid
+	f.ok(set("/p/b", "x", -1))
+	z, _ = f.s.View().Znode("/p")
+	if z.Stat.Cversion() != 4 || z.Stat.Pzxid != pzxid {
+		t.Fatal("setData of a child moved its parent's counters")
+	}
+	r := f.ok(del("/p/b", 1))
+	z, _ = f.s.View().Znode("/p")
+	if z.Stat.Cversion() != 5 || int64(z.Stat.Pzxid) != r.Zxid {
+		t.Fatalf("cversion %d pzxid %d, want 5 and %d", z.Stat.Cversion(), z.Stat.Pzxid, r.Zxid)
+	}
+}
+
+func TestZnodeRefusals(t *testing.T) {
+	f := newFold(t)
+	ses := f.ok(session())
+	f.ok(create("/a", "1"))
+	f.ok(create("/a/b", "1"))
+	f.ok(ephemeral(ses.Value, ses.Epoch, "/e"))
+	for _, c := range []struct {
+		name string
+		cmd  *pb.Command
+		want pb.Code
+	}{
+		{"parent missing", create("/x/y", ""), pb.Code_NO_NODE},
+		{"exists", create("/a", ""), pb.Code_NODE_EXISTS},
+		{"child of ephemeral", create("/e/x", ""), pb.Code_NO_CHILDREN_FOR_EPHEMERALS},
+		{"bad path", create("/a//b", ""), pb.Code_INVALID},
+		{"relative", create("a", ""), pb.Code_INVALID},
+		{"delete with children", del("/a", -1), pb.Code_NOT_EMPTY},
+		{"delete wrong version", del("/a/b", 3), pb.Code_BAD_VERSION},
+		{"delete missing", del("/nope", -1), pb.Code_NO_NODE},
+		{"delete root", del("/brokers/topics", -1), pb.Code_NO_AUTH},
+		{"delete the root of all", del("/", -1), pb.Code_INVALID},
+		{"set wrong version", set("/a", "", 1), pb.Code_BAD_VERSION},
+		{"set missing", set("/nope", "", -1), pb.Code_NO_NODE},
+		{"broker by hand", create("/brokers/ids/9", "{}"), pb.Code_NO_AUTH},
+		{"controller by hand", set("/controller_epoch", "9", -1), pb.Code_NO_AUTH},
+		{"ephemeral without session", ephemeral(0, 0, "/e2"), pb.Code_INVALID},
+		{"unknown session", ephemeral(99, 1, "/e2"), pb.Code_SESSION_EXPIRED},
+		{"old attach epoch", ephemeral(ses.Value, ses.Epoch+1, "/e2"), pb.Code_SESSION_MOVED},
+	} {
+		before := f.s.View().ZXID()
+		if r := f.do(c.cmd)[0]; r.Code != c.want {
+			t.Errorf("%s: got %v (%s), want %v", c.name, r.Code, r.Text, c.want)
+		}
+		if f.s.View().ZXID() != before {
+			t.Errorf("%s: a refusal took a zxid", c.name)
+		}
+	}
+}
+
+func TestSessionEndTakesItsEphemeralsInOneEntry(t *testing.T) {
+	f := newFold(t)
+	a, b := f.ok(session()), f.ok(session())
+	if a.Value == b.Value || a.Value == 0 {
+		t.Fatal("session ids are not unique")
+	}
+	f.ok(ephemeral(a.Value, 1, "/mine"))
+	f.ok(ephemeral(b.Value, 1, "/theirs"))
+	f.want(pb.Code_NODE_EXISTS, ephemeral(b.Value, 1, "/mine"))
+	moved := f.ok(&pb.Command{Body: &pb.Command_AttachSession{AttachSession: &pb.AttachSession{Session: a.Value, Password: topicID(7), Broker: 2}}})
+	f.want(pb.Code_NO_AUTH, &pb.Command{Body: &pb.Command_AttachSession{AttachSession: &pb.AttachSession{Session: a.Value, Password: topicID(8)}}})
+	f.want(pb.Code_SESSION_MOVED, &pb.Command{Body: &pb.Command_CloseSession{CloseSession: &pb.CloseSession{Session: a.Value, AttachEpoch: 1}}})
+	r := f.ok(&pb.Command{Body: &pb.Command_ExpireSessions{ExpireSessions: &pb.ExpireSessions{Sessions: []*pb.CloseSession{
+		{Session: a.Value, AttachEpoch: moved.Epoch}, {Session: b.Value, AttachEpoch: 77}}}}})
+	if r.Parts[0].Code != pb.Code_OK || r.Parts[1].Code != pb.Code_SESSION_MOVED {
+		t.Fatalf("parts %v", r.Parts)
+	}
+	v := f.s.View()
+	if _, ok := v.Znode("/mine"); ok {
+		t.Fatal("the ephemeral outlived its session")
+	}
+	if _, ok := v.Znode("/theirs"); !ok || len(v.Ephemerals(id.SessionID(b.Value))) != 1 {
+		t.Fatal("another session's ephemeral went")
+	}
+}
+
+// A fenced broker's leaderships move in the same entry; its lane ends; the new leader waits unless the death is proven.
+func TestFenceMovesEverythingAtOnce(t *testing.T) {
+	for _, proven := range []bool{true, false} {
+		f := newFold(t)
+		var epochs [4]uint64
+		for n := int32(1); n <= 3; n++ {
+			epochs[n] = f.broker(n, "n1").Epoch
+		}
+		f.ok(mkTopic("t", 1, []int32{1, 2, 3}, []int32{2, 3, 1}, []int32{1}))
+		fence := &pb.Command{Body: &pb.Command_FenceBroker{FenceBroker: &pb.FenceBroker{Broker: 1, Epoch: epochs[1], Proven: proven}}}
+		f.ok(fence)
+		f.want(pb.Code_STALE, fence)
+		if p := f.part("t", 0); p.Leader != 2 || p.LeaderEpoch != 1 || !slices.Equal(p.ISR, []id.BrokerID{2, 3}) || p.GraceNeeded == proven {
+			t.Fatalf("partition 0: %+v", p)
+		}
+		if p := f.part("t", 1); p.Leader != 2 || p.LeaderEpoch != 0 || p.Epoch != 1 || !slices.Equal(p.ISR, []id.BrokerID{2, 3}) {
+			t.Fatalf("partition 1: %+v", p)
+		}
+		if p := f.part("t", 2); p.Leader != id.NoBroker || !slices.Equal(p.ISR, []id.BrokerID{1}) {
+			t.Fatalf("partition 2: %+v", p)
+		}
+		r := f.do(&pb.Command{Lane: epochs[1], Seq: 1, Body: &pb.Command_Tick{Tick: &pb.Tick{}}})[0]
+		if r.Code != pb.Code_LANE_ENDED {
+			t.Fatalf("a fenced incarnation's command: %v", r.Code)
+		}
+		back := f.broker(1, "n2")
+		if back.Epoch == epochs[1] {
+			t.Fatal("the new incarnation has the old epoch")
+		}
+		if p := f.part("t", 2); p.Leader != 1 || p.LeaderEpoch != 2 {
+			t.Fatalf("the last of an ISR did not get its partition back: %+v", p)
+		}
+		if again := f.broker(1, "n2"); again.Epoch != back.Epoch {
+			t.Fatal("a repeated registration made another incarnation")
+		}
+		roundTrip(t, f.s)
+	}
+}
+
+func TestAlterPartitionIsCompareAndSet(t *testing.T) {
+	f := newFold(t)
+	e1, e2 := f.broker(1, "a").Epoch, f.broker(2, "a").Epoch
+	f.ok(mkTopic("t", 1, []int32{1, 2}))
+	alter := func(pe int32, isr []int32, epochs []uint64) *pb.Command {
+		return &pb.Command{Body: &pb.Command_AlterPartition{AlterPartition: &pb.AlterPartition{TopicId: topicID(1), Broker: 1, BrokerEpoch: e1,
+			PartitionEpoch: pe, Isr: isr, IsrEpochs: epochs}}}
+	}
+	f.ok(alter(0, []int32{1}, nil))
+	f.want(pb.Code_STALE, alter(0, []int32{1, 2}, nil))
+	f.want(pb.Code_FENCED, alter(1, []int32{1, 2}, []uint64{e1, e2 + 9}))
+	f.want(pb.Code_INVALID, alter(1, []int32{2}, nil))
+	f.want(pb.Code_INVALID, alter(1, []int32{1, 1}, nil))
+	f.want(pb.Code_INVALID, alter(1, []int32{1, 3}, nil))
+	f.ok(alter(1, []int32{1, 2}, []uint64{e1, e2}))
+	if p := f.part("t", 0); p.Epoch != 2 || p.LeaderEpoch != 0 {
+		t.Fatalf("%+v", p)
+	}
+}
+
+func TestBrokerZnodesNeverEmpty(t *testing.T) {
+	f := newFold(t)
+	e1, e2 := f.broker(1, "a").Epoch, f.broker(2, "a").Epoch
+	hide := func(n int32, e uint64) *pb.Command {
+		return &pb.Command{Body: &pb.Command_SetBrokerVisible{SetBrokerVisible: &pb.SetBrokerVisible{Broker: n, Epoch: e}}}
+	}
+	f.ok(hide(1, e1))
+	f.want(pb.Code_INVALID, hide(2, e2))
+	f.want(pb.Code_STALE, hide(2, e2+1))
+	z, _ := f.s.View().Znode("/brokers/ids")
+	if z.Stat.Children != 1 {
+		t.Fatalf("%d children", z.Stat.Children)
+	}
+}
+
+func TestOffsetFaces(t *testing.T) {
+	f := newFold(t)
+	f.ok(commit("g", "t", 0, 42))
+	f.ok(commit("g", "t", 17, 1))
+	v := f.s.View()
+	if o, ok := v.Offset("g", "t", 0); !ok || o.Offset != 42 || o.Version != 0 {
+		t.Fatalf("%+v", o)
+	}
+	if z, ok := v.Znode("/consumers/g/offsets/t"); !ok || z.Stat.Children != 2 || !z.Null {
+		t.Fatal("the directory of the offsets is missing or does not count them")
+	}
+	if _, ok := v.Group("g"); !ok {
+		t.Fatal("no group row")
+	}
+	f.ok(set("/consumers/g/offsets/t/0", "50", 0))
+	f.want(pb.Code_BAD_VERSION, set("/consumers/g/offsets/t/0", "51", 0))
+	f.want(pb.Code_INVALID, set("/consumers/g/offsets/t/0", "abc", -1))
+	f.want(pb.Code_NODE_EXISTS, create("/consumers/g/offsets/t/0", "1"))
+	f.want(pb.Code_INVALID, create("/consumers/g/offsets/t/0/x", "1"))
+	f.ok(create("/consumers/g/offsets/t/3", "9"))
+	f.ok(create("/consumers/g/offsets/t/name", "free"))
+	f.ok(commit("g", "t", 0, 60))
+	if o, _ := f.s.View().Offset("g", "t", 0); o.Offset != 60 || o.Version != 2 {
+		t.Fatalf("%+v", o)
+	}
+	f.ok(del("/consumers/g/offsets/t/0", 2))
+	if _, ok := f.s.View().Offset("g", "t", 0); ok {
+		t.Fatal("a deleted znode left its offset")
+	}
+	f.want(pb.Code_INVALID, commit("a/b", "t", 0, 1))
+	f.want(pb.Code_INVALID, commit("", "t", 0, 1))
+	roundTrip(t, f.s)
+}
+
+// cases.md 25: offsets and configuration go with the topic.
+func TestDeleteTopicTakesOffsetsAndConfig(t *testing.T) {
+	f := newFold(t)
+	f.broker(1, "a")
+	f.ok(&pb.Command{Body: &pb.Command_SetConfig{SetConfig: &pb.SetConfig{Type: "topics", Name: "t", CreateOnly: true, ZnodeVersion: -1,
+		Entries: []*pb.ConfigEntry{{Name: "retention.ms", Value: "1"}}}}})
+	c := mkTopic("t", 1, []int32{1}, []int32{1})
+	c.GetCreateTopic().KeepConfig = true
+	f.ok(c)
+	if cfg, ok := f.s.View().Config("topics", "t"); !ok || len(cfg.Entries) != 1 {
+		t.Fatal("the config that preceded its topic is gone")
+	}
+	f.ok(commit("g", "t", 1, 500))
+	f.ok(commit("g", "u", 1, 7))
+	f.want(pb.Code_TOPIC_EXISTS, mkTopic("t", 2, []int32{1}))
+	f.ok(&pb.Command{Body: &pb.Command_DeleteTopic{DeleteTopic: &pb.DeleteTopic{Name: "t"}}})
+	v := f.s.View()
+	if _, ok := v.Offset("g", "t", 1); ok {
+		t.Fatal("offset left")
+	}
+	if _, ok := v.Znode("/consumers/g/offsets/t"); ok {
+		t.Fatal("offset directory left")
+	}
+	if _, ok := v.Offset("g", "u", 1); !ok {
+		t.Fatal("another topic's offset went")
+	}
+	if _, ok := v.Config("topics", "t"); ok {
+		t.Fatal("config left")
+	}
+	if _, ok := v.Partition("t", 0); ok {
+		t.Fatal("partitions left")
+	}
+	f.ok(mkTopic("t", 3, []int32{1}))
+}
+
+func TestOneOwner(t *testing.T) {
+	f := newFold(t)
+	a, b := f.ok(session()), f.ok(session())
+	for _, p := range []string{"/consumers/g", "/consumers/g/owners", "/consumers/g/owners/t"} {
+		f.ok(create(p, ""))
+	}
+	claim := func(s int64, version uint64) *pb.Command {
+		return &pb.Command{Origin: &pb.Origin{Session: s, AttachEpoch: 1}, Body: &pb.Command_ClaimOwner{ClaimOwner: &pb.ClaimOwner{
+			Group: "g", Topic: "t", Name: "0", Data: []byte("x"), Ephemeral: true, GroupVersion: version}}}
+	}
+	g, _ := f.s.View().Group("g")
+	f.want(pb.Code_STALE, claim(a.Value, g.Version+1))
+	f.ok(claim(a.Value, g.Version))
+	f.want(pb.Code_NODE_EXISTS, claim(b.Value, 0))
+	if after, _ := f.s.View().Group("g"); after.Version == g.Version {
+		t.Fatal("a claim did not move the group's version")
+	}
+	f.ok(&pb.Command{Body: &pb.Command_CloseSession{CloseSession: &pb.CloseSession{Session: a.Value, AttachEpoch: 1}}})
+	f.ok(claim(b.Value, 0))
+}
+
+func TestZxidFollowsTheTerm(t *testing.T) {
+	f := newFold(t)
+	f.term = 5
+	if r := f.ok(create("/a", "")); r.Zxid != 5<<32 {
+		t.Fatalf("%x", r.Zxid)
+	}
+	if r := f.ok(create("/b", "")); r.Zxid != 5<<32+1 {
+		t.Fatalf("%x", r.Zxid)
+	}
+	f.ok(&pb.Command{Body: &pb.Command_RaiseZxid{RaiseZxid: &pb.RaiseZxid{Zxid: 9 << 32}}})
+	f.term = 6
+	if r := f.ok(create("/c", "")); r.Zxid != 9<<32+1 {
+		t.Fatalf("%x", r.Zxid)
+	}
+}
+
+func TestMindsCommandsNeedTheirTerm(t *testing.T) {
+	f := newFold(t)
+	f.term = 3
+	c := &pb.Command{Term: 2, Body: &pb.Command_TermStarted{TermStarted: &pb.TermStarted{Broker: 1}}}
+	f.want(pb.Code_STALE_TERM, c)
+	c.Term = 3
+	f.ok(c)
+	first := f.s.View()
+	f.ok(c)
+	if _, e := f.s.View().Controller(); e != 1 {
+		t.Fatalf("controller epoch %d", e)
+	}
+	if first.ZXID() != f.s.View().ZXID() {
+		t.Fatal("a repeated TermStarted changed something")
+	}
+}
+
+func TestClusterClockIsClamped(t *testing.T) {
+	f := newFold(t)
+	before := f.s.View().ClockMs()
+	b, err := proto.Marshal(&pb.Entry{ClockStepMs: 3_600_000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.index++
+	v := f.s.Apply(f.index, 1, b).View
+	if v.ClockMs()-before != maxClockStepMs {
+		t.Fatalf("one entry moved the clock by %d ms", v.ClockMs()-before)
+	}
+}
+
+// A level is raised only when every live broker serves it; before that its commands are refused, not applied.
+func TestLevels(t *testing.T) {
+	f := newFold(t)
+	f.broker(1, "a") // serves level 1 only
+	f.want(pb.Code_LEVEL, &pb.Command{Level: 2, Body: &pb.Command_Annotate{Annotate: &pb.Annotate{Note: "x"}}})
+	f.want(pb.Code_LEVEL, &pb.Command{Body: &pb.Command_RaiseLevel{RaiseLevel: &pb.RaiseLevel{Level: 2}}})
+	high := register(2, "dir-2", "a")
+	high.GetRegisterBroker().MinLevel, high.GetRegisterBroker().MaxLevel = 2, 3
+	f.want(pb.Code_LEVEL, high)
+	if f.s.View().Level() != 1 {
+		t.Fatalf("level %d", f.s.View().Level())
+	}
+}
+
+func TestUnknownCommandsCrash(t *testing.T) {
+	for name, data := range map[string][]byte{
+		"not an entry":    {0xff, 0xff},
+		"unknown version": encode(t, &pb.Command{Version: 9, Body: &pb.Command_Tick{Tick: &pb.Tick{}}}),
+		"no kind":         encode(t, &pb.Command{}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFold(t)
+			defer func() {
+				if recover() == nil {
+					t.Fatal("guessed instead of stopping")
+				}
+			}()
+			f.s.Apply(99, 1, data)
+		})
+	}
+}
+
+func TestSnapshotRefusesDamage(t *testing.T) {
+	f := newFold(t)
+	f.broker(1, "a")
+	f.ok(mkTopic("t", 1, []int32{1}))
+	f.ok(commit("g", "t", 0, 1))
+	var b bytes.Buffer
+	if _, err := f.s.Snapshot().WriteTo(&b); err != nil {
+		t.Fatal(err)
+	}
+	good := b.Bytes()
+	for i := range good {
+		bad := bytes.Clone(good)
+		bad[i] ^= 0x40
+		if _, err := Restore(bytes.NewReader(bad), false); !errors.Is(err, ErrSnapshot) {
+			t.Fatalf("bit flipped in byte %d of %d: %v", i, len(good), err)
+		}
+		if _, err := Restore(bytes.NewReader(good[:i]), false); !errors.Is(err, ErrSnapshot) {
+			t.Fatalf("cut at byte %d of %d: %v", i, len(good), err)
+		}
+	}
+}
+
+func TestPaths(t *testing.T) {
+	for path, bad := range map[string]bool{
+		"/": false, "/a": false, "/a/b'c'": false, "": true, "a": true, "/a/": true, "//a": true, "/a/./b": true, "/a/..": true,
+		"/a\x00b": true, "/\u0001": true, "/ü": false,
+	} {
+		if why := ValidPath(path); (why != "") != bad {
+			t.Errorf("%q: %q", path, why)
+		}
+	}
+	for path, kind := range map[string]PathKind{
+		"/consumers": Free, "/consumers/g": PathGroupDir, "/consumers/g/ids": PathGroupDir, "/consumers/g/ids/x": PathMember,
+		"/consumers/g/owners/t": PathGroupDir, "/consumers/g/owners/t/1-2": PathOwner, "/consumers/g/offsets/t/7": PathOffset,
+		"/consumers/g/offsets/t/07": Free, "/consumers/g/x": Free, "/brokers/ids/1": PathBroker, "/brokers/topics/t": PathTopic,
+		"/brokers/topics/t/partitions/0/state": PathTopic, "/config/topics/t": PathConfig, "/config/changes/c": Free,
+		"/controller": PathController, "/storm/x": Free,
+	} {
+		if got := ParsePath(path).Kind; got != kind {
+			t.Errorf("%s: kind %d, want %d", path, got, kind)
+		}
+	}
+}
+
+func TestTopicNames(t *testing.T) {
+	for name, bad := range map[string]bool{"a": false, "A.b_c-9": false, "": true, ".": true, "..": true, "a b": true, "ü": true,
+		strings.Repeat("a", 249): false, strings.Repeat("a", 250): true, "a/b": true} {
+		if why := ValidTopicName(name); (why != "") != bad {
+			t.Errorf("%q: %q", name, why)
+		}
+	}
+}
