@@ -1,0 +1,135 @@
+package check
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+)
+
+// sound returns the history of a run without faults: n records on three partitions, each acked, and read by two readers.
+func sound(n int) (acks, reads []Record) {
+	for i := range n {
+		key := []byte(fmt.Sprint(i))
+		a := NewRecord("producer", "t", int32(i%3), int64(i/3), key, append([]byte("value "), key...))
+		acks = append(acks, a)
+		for _, reader := range []string{"a", "b"} {
+			r := a
+			r.Client = reader
+			reads = append(reads, r)
+		}
+	}
+	return acks, reads
+}
+
+// plant changes one record of the history in one way.
+type plant func(acks, reads []Record) ([]Record, []Record)
+
+func TestCheckersCatchPlantedFaults(t *testing.T) {
+	all := func(acks, reads []Record) []Fault {
+		return append(append(NoLoss(acks, reads), NoDuplicate(reads)...), OffsetUnique(acks, reads)...)
+	}
+	acks, reads := sound(300)
+	if faults := all(acks, reads); len(faults) > 0 {
+		t.Fatalf("a sound history has faults: %v", faults)
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	without := func(reads []Record, p Place) (kept []Record) {
+		for _, r := range reads {
+			if r.Place() != p {
+				kept = append(kept, r)
+			}
+		}
+		return kept
+	}
+	for name, c := range map[string]struct {
+		plant plant
+		rules string // the rules that must speak, in this order
+	}{
+		"an acked record is gone": {func(a, rd []Record) ([]Record, []Record) {
+			return a, without(rd, a[r.IntN(len(a))].Place())
+		}, "lost"},
+		"an acked record has another value": {func(a, rd []Record) ([]Record, []Record) {
+			i := r.IntN(len(a))
+			a[i].CRC ^= 1
+			return a, rd
+		}, "lost two values"},
+		"an acked record was cut off and its offset used again": {func(a, rd []Record) ([]Record, []Record) {
+			p := a[r.IntN(len(a))].Place()
+			rd = append(without(rd, p), NewRecord("a", p.Topic, p.Partition, p.Offset, []byte("new"), []byte("x")))
+			return a, rd
+		}, "lost two values"},
+		"a retry was appended again": {func(a, rd []Record) ([]Record, []Record) {
+			again := a[r.IntN(len(a))]
+			again.Offset = 1000
+			return a, append(rd, again)
+		}, "duplicate"},
+		"two readers see two values": {func(a, rd []Record) ([]Record, []Record) {
+			other := rd[0]
+			other.Client, other.Key = "c", "unheard of"
+			return a, append([]Record{other}, rd...)
+		}, "two values"},
+		"null became empty": {func(a, rd []Record) ([]Record, []Record) {
+			for i := range a {
+				a[i].Len, a[i].CRC = 0, 0
+			}
+			for i := range rd {
+				rd[i].Len, rd[i].CRC = 0, 0
+			}
+			a[7].Len = -1
+			return a, rd
+		}, "lost two values"},
+	} {
+		a, rd := sound(300)
+		a, rd = c.plant(a, rd)
+		seen, rules := map[string]bool{}, []string{}
+		for _, f := range all(a, rd) {
+			if !seen[f.Rule] {
+				seen[f.Rule] = true
+				rules = append(rules, f.Rule)
+			}
+		}
+		if got := strings.Join(rules, " "); got != c.rules {
+			t.Errorf("%s: %q speak, want %q", name, got, c.rules)
+		}
+	}
+}
+
+func TestReadingOnePlaceTwiceIsNoDuplicate(t *testing.T) {
+	_, reads := sound(10)
+	if faults := NoDuplicate(append(reads, reads...)); len(faults) > 0 {
+		t.Error(faults)
+	}
+}
+
+func TestOneOwner(t *testing.T) {
+	start := time.Unix(1000, 0)
+	at := func(owner string, partition int32, from, to int) Ownership {
+		return Ownership{Owner: owner, Topic: "t", Partition: partition, From: start.Add(time.Duration(from) * time.Second), To: start.Add(time.Duration(to) * time.Second)}
+	}
+	for _, c := range []struct {
+		name  string
+		owned []Ownership
+		want  int
+	}{
+		{"one after the other", []Ownership{at("a", 0, 0, 5), at("b", 0, 5, 9), at("a", 1, 0, 9)}, 0},
+		{"the same owner twice", []Ownership{at("a", 0, 0, 5), at("a", 0, 3, 9)}, 0},
+		{"an overlap within the slack", []Ownership{at("a", 0, 0, 5), at("b", 0, 4, 9)}, 0},
+		{"an overlap past the slack", []Ownership{at("a", 0, 0, 5), at("b", 0, 2, 9)}, 1},
+		{"one inside the other", []Ownership{at("b", 0, 3, 6), at("a", 0, 0, 100)}, 1},
+		{"three at once", []Ownership{at("a", 0, 0, 9), at("b", 0, 0, 9), at("c", 0, 0, 9)}, 3},
+		{"not next to each other in order", []Ownership{at("a", 0, 0, 50), at("b", 0, 1, 2), at("c", 0, 10, 20)}, 1},
+	} {
+		if got := OneOwner(c.owned, time.Second); len(got) != c.want {
+			t.Errorf("%s: %d faults %v, want %d", c.name, len(got), got, c.want)
+		}
+	}
+}
+
+func TestSeedIsReplayed(t *testing.T) {
+	t.Setenv("BARNABAS_SEED", "42")
+	if a, b := Rand(t).Uint64(), Rand(t).Uint64(); a != b {
+		t.Errorf("two sources of seed 42 begin with %d and %d", a, b)
+	}
+}
