@@ -6,7 +6,7 @@ import (
 )
 
 // Pure rooms decide and do nothing: equal arguments give equal results, on every node and in every test.
-var Pure = []string{"raftmeta/state", "raftmeta/controller", "groupcoord/core", "zkcompat/ztree", "zkcompat/jute", "partition/record"}
+var Pure = []string{"raftmeta/state", "raftmeta/controller", "groupcoord/core", "zkcompat/ztree", "zkcompat/jute", "partition/record", "internal/lease"}
 
 // PureExempt lies inside pure rooms: generated code and its generator.
 var PureExempt = []string{"raftmeta/state/statepb"}
