@@ -1,0 +1,93 @@
+package zkcompat
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/zkcompat/jute"
+	"github.com/barnabas-mq/barnabas/zkcompat/ztree"
+)
+
+// Tree is an immutable view of all nodes and sessions at one index. All methods may be called from any goroutine.
+type Tree interface {
+	// Index is the last applied log entry, Zxid the last change.
+	Index() id.Index
+	Zxid() id.ZXID
+	// Node returns the node at path as o sees it. Path "" is the root, as in ZooKeeper.
+	Node(path string, o ztree.Observer) (ztree.Node, bool)
+	// Children appends the names below path to names, in any order, and returns the node's stat too.
+	Children(path string, o ztree.Observer, names []string) ([]string, ztree.Stat, bool)
+	// Session tells whether a session lives and which attachment is its newest.
+	Session(s id.SessionID) (attachEpoch uint64, ok bool)
+}
+
+// Update is one applied log entry, or several.
+type Update struct {
+	Tree   Tree
+	Events []ztree.Event
+	// Sessions that ended or were attached anew; what became of each is in Tree.
+	Sessions []id.SessionID
+	// Reset: the tree does not follow from the one before (a received snapshot); Events and Sessions are unknown.
+	Reset bool
+}
+
+// Caller is the session that asks, at the attachment that this connection is.
+type Caller struct {
+	Session     id.SessionID
+	AttachEpoch uint64
+}
+
+// Session is what opening or attaching one gave.
+type Session struct {
+	Caller
+	Password []byte
+	Timeout  time.Duration
+	Index    id.Index // the view must have reached it before the client is answered
+}
+
+// Write is a client's create, delete, setData or setACL. Path, ACL and flags have been checked for form.
+type Write struct {
+	Op                    jute.Op
+	Path                  string
+	Data                  []byte // nil is null
+	ACL                   []jute.ACL
+	Version               int32
+	Ephemeral, Sequential bool
+}
+
+// Result is what became of a write. With a Code the other fields but Index mean nothing.
+type Result struct {
+	Code  jute.Code
+	Path  string // of a created node
+	Stat  ztree.Stat
+	Index id.Index
+}
+
+// ErrSessionGone means that a session does not exist, or its password differs.
+var ErrSessionGone = errors.New("zkcompat: no such session, or another password")
+
+// Backend is what a Server serves. Calls that wait end with their context; an error other than ErrSessionGone means
+// that the outcome is not known, and the client is told so by closing its connection.
+type Backend interface {
+	// Subscribe calls f once with the current tree (Reset) and then for every applied entry, in order, before the
+	// proposer of any of its commands is answered. f must not block. cancel returns when f will not run again.
+	Subscribe(f func(Update)) (cancel func())
+	// OpenSession makes a session; AttachSession takes over a living one from wherever it is attached.
+	OpenSession(ctx context.Context, timeout time.Duration) (Session, error)
+	AttachSession(ctx context.Context, s id.SessionID, password []byte) (Session, error)
+	// CloseSession ends a session and its ephemerals.
+	CloseSession(ctx context.Context, c Caller) (Result, error)
+	// Write changes a node. It may be held for long: the queue's head is parked until it returns.
+	Write(ctx context.Context, c Caller, w Write) (Result, error)
+	// Sync returns an index that covers every write answered anywhere before the call.
+	Sync(ctx context.Context) (id.Index, error)
+}
+
+// Holds may keep changes from some sessions for a while (group barriers). A held event stays pending on its watch;
+// Server.Release then sends at most one event for all that happened meanwhile.
+type Holds interface {
+	// Held is called under the server's lock and must only look at memory of its own.
+	Held(o ztree.Observer, path string) bool
+}

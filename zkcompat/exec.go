@@ -1,0 +1,300 @@
+package zkcompat
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/barnabas-mq/barnabas/zkcompat/jute"
+	"github.com/barnabas-mq/barnabas/zkcompat/ztree"
+)
+
+// execute answers one request; it returns when the reply has been appended or the connection is over.
+func (c *conn) execute(r request) {
+	switch r.Op {
+	case jute.OpExists, jute.OpGetData, jute.OpGetChildren, jute.OpGetChildren2, jute.OpGetACL:
+		c.read(r)
+	case jute.OpCreate, jute.OpDelete, jute.OpSetData, jute.OpSetACL:
+		c.write(r)
+	case jute.OpSync:
+		c.sync(r)
+	case jute.OpSetWatches:
+		c.setWatches(r)
+	case jute.OpAuth:
+		c.authenticate(r)
+	case jute.OpClose:
+		c.closeSession(r)
+	default:
+		c.s.cfg.Log.Warn("zookeeper: a client asked for an operation that is not served", "op", r.Op,
+			"remote", c.nc.RemoteAddr(), "session", c.sessionName())
+		c.reply(r.Xid, jute.Unimplemented)
+	}
+}
+
+// malformed answers a request whose body could not be read, as ZooKeeper does.
+func (c *conn) malformed(r request, err error) {
+	c.s.cfg.Log.Warn("zookeeper: a request could not be read", "op", r.Op, "bytes", len(r.body), "err", err,
+		"remote", c.nc.RemoteAddr(), "session", c.sessionName())
+	c.reply(r.Xid, jute.MarshallingError)
+}
+
+// read answers from the published tree and arms a watch in the same step.
+func (c *conn) read(r request) {
+	var req jute.PathWatch
+	var err error
+	if r.Op == jute.OpGetACL {
+		var p jute.Path
+		err = p.Decode(r.body)
+		req.Path = p.Path
+	} else {
+		err = req.Decode(r.body)
+	}
+	if err != nil {
+		c.malformed(r, err)
+		return
+	}
+	if r.Op == jute.OpExists && strings.IndexByte(req.Path, 0) >= 0 {
+		c.reply(r.Xid, jute.BadArguments)
+		return
+	}
+	if r.Op == jute.OpGetChildren || r.Op == jute.OpGetChildren2 {
+		c.readChildren(r, req)
+		return
+	}
+	var n ztree.Node
+	c.replyWith(func(t Tree) (int32, jute.Code) {
+		var ok bool
+		n, ok = t.Node(req.Path, c.observer())
+		if req.Watch && (ok || r.Op == jute.OpExists) {
+			c.arm(t, dataTable, req.Path, !ok)
+		}
+		if !ok {
+			return r.Xid, jute.NoNode
+		}
+		return r.Xid, jute.OK
+	}, func(b []byte) []byte {
+		switch r.Op {
+		case jute.OpGetData:
+			b = jute.AppendBytes(b, n.Data)
+		case jute.OpGetACL:
+			b = jute.AppendACLs(b, wireACL(n.ACL))
+		}
+		st := jute.Stat(n.Stat)
+		return st.Append(b)
+	})
+}
+
+func (c *conn) readChildren(r request, req jute.PathWatch) {
+	var names []string
+	var stat ztree.Stat
+	c.replyWith(func(t Tree) (int32, jute.Code) {
+		var ok bool
+		if names, stat, ok = t.Children(req.Path, c.observer(), nil); !ok {
+			return r.Xid, jute.NoNode
+		}
+		if req.Watch {
+			c.arm(t, childTable, req.Path, false)
+		}
+		return r.Xid, jute.OK
+	}, func(b []byte) []byte {
+		if names == nil {
+			names = []string{}
+		}
+		b = jute.AppendStrings(b, names)
+		if r.Op == jute.OpGetChildren2 {
+			st := jute.Stat(stat)
+			b = st.Append(b)
+		}
+		return b
+	})
+}
+
+// arm is called with the gate held, with the tree that the client is about to be shown.
+func (c *conn) arm(t Tree, tab table, path string, absent bool) {
+	if path == "" {
+		path = "/"
+	}
+	n := c.s.watches.arm(tab, path, watch{c: c, zxid: int64(t.Zxid()), absent: absent})
+	if n > c.s.cfg.MaxWatches {
+		c.s.cfg.Log.Warn("zookeeper: too many watches on one connection", "remote", c.nc.RemoteAddr(), "max", c.s.cfg.MaxWatches)
+		c.kill(fmt.Sprintf("it armed more than %d watches", c.s.cfg.MaxWatches))
+	}
+}
+
+// setWatches restores a client's watches after a reconnect: events at once for what it missed. The reply echoes the
+// client's xid (-8 from JVM clients) after those events.
+func (c *conn) setWatches(r request) {
+	var req jute.SetWatches
+	if err := req.Decode(r.body); err != nil {
+		c.malformed(r, err)
+		return
+	}
+	c.s.gate.RLock()
+	defer c.s.gate.RUnlock()
+	t := c.s.tree
+	rearm := func(tab table, paths []string, absent bool) {
+		for _, p := range paths {
+			if typ := missed(t, tab, p, c.observer(), req.RelativeZxid, absent); typ != 0 {
+				c.event(jute.Event{Type: typ, Path: p}.AppendFrame(nil))
+			} else {
+				c.arm(t, tab, p, absent)
+			}
+		}
+	}
+	rearm(dataTable, req.Data, false)
+	rearm(dataTable, req.Exist, true)
+	rearm(childTable, req.Child, false)
+	c.replyLocked(t, r.Xid, jute.OK, nil)
+}
+
+// write parks the queue until the state has taken or refused the change and this node shows it.
+func (c *conn) write(r request) {
+	w, code, err := c.decodeWrite(r)
+	switch {
+	case err != nil:
+		c.malformed(r, err)
+		return
+	case code != jute.OK:
+		c.reply(r.Xid, code)
+		return
+	}
+	res, err := c.s.cfg.Backend.Write(c.ctx, c.caller, w)
+	if !c.settled(r, res, err) {
+		return
+	}
+	c.replyWith(func(Tree) (int32, jute.Code) { return r.Xid, res.Code }, func(b []byte) []byte {
+		switch r.Op {
+		case jute.OpCreate:
+			return jute.AppendString(b, res.Path)
+		case jute.OpSetData, jute.OpSetACL:
+			st := jute.Stat(res.Stat)
+			return st.Append(b)
+		}
+		return b
+	})
+}
+
+// settled waits until this node's tree has a write's index. Without a certain outcome the connection is closed: the
+// client then knows that it does not know (CONNECTIONLOSS), which an error reply would deny.
+func (c *conn) settled(r request, res Result, err error) bool {
+	if err == nil {
+		err = c.s.awaitIndex(c.ctx, res.Index)
+	}
+	switch {
+	case c.ctx.Err() != nil:
+		return false
+	case err != nil:
+		c.s.cfg.Log.Warn("zookeeper: the outcome of a request is unknown, closing", "op", r.Op, "err", err,
+			"remote", c.nc.RemoteAddr(), "session", c.sessionName())
+		c.kill("the outcome of its request is unknown")
+		return false
+	case res.Code == jute.SessionMoved, res.Code == jute.SessionExpired:
+		c.kill("its session is " + res.Code.String())
+		return false
+	}
+	return true
+}
+
+// decodeWrite reads and checks a write as far as ZooKeeper checks it before it looks at nodes
+// (PrepRequestProcessor.pRequest2Txn); what else can fail is decided where the change is applied.
+func (c *conn) decodeWrite(r request) (Write, jute.Code, error) {
+	w := Write{Op: r.Op}
+	var err error
+	switch r.Op {
+	case jute.OpCreate:
+		var q jute.CreateRequest
+		if err = q.Decode(r.body); err != nil {
+			break
+		}
+		if q.Flags < 0 || q.Flags > jute.FlagEphemeral|jute.FlagSequential {
+			if q.Flags >= 4 && q.Flags <= 6 { // containers and nodes with a time to live
+				return w, jute.Unimplemented, nil
+			}
+			return w, jute.BadArguments, nil
+		}
+		w.Path, w.Data, w.ACL = q.Path, q.Data, q.ACL
+		w.Ephemeral, w.Sequential = q.Flags&jute.FlagEphemeral != 0, q.Flags&jute.FlagSequential != 0
+		if !hasParent(w.Path) {
+			return w, jute.BadArguments, nil
+		}
+	case jute.OpDelete:
+		var q jute.PathVersion
+		err = q.Decode(r.body)
+		w.Path, w.Version = q.Path, q.Version
+		if err == nil && (!hasParent(w.Path) || w.Path == "/") {
+			return w, jute.BadArguments, nil
+		}
+		return w, jute.OK, err // ZooKeeper checks no more: a bad path has no node
+	case jute.OpSetData:
+		var q jute.SetDataRequest
+		err = q.Decode(r.body)
+		w.Path, w.Data, w.Version = q.Path, q.Data, q.Version
+	case jute.OpSetACL:
+		var q jute.SetACLRequest
+		err = q.Decode(r.body)
+		w.Path, w.ACL, w.Version = q.Path, q.ACL, q.Version
+	}
+	if err != nil {
+		return w, jute.OK, err
+	}
+	return w, c.check(&w), nil
+}
+
+func (c *conn) check(w *Write) jute.Code {
+	if w.Op == jute.OpSetData || w.Op == jute.OpSetACL {
+		if !validPath(w.Path) {
+			return jute.BadArguments
+		}
+	}
+	if w.Op == jute.OpCreate || w.Op == jute.OpSetACL {
+		acl, ok := c.fixACL(w.ACL)
+		if !ok {
+			return jute.InvalidACL
+		}
+		w.ACL = acl
+	}
+	if w.Op == jute.OpCreate {
+		path := w.Path
+		if w.Sequential {
+			path += "0"
+		}
+		if !validPath(path) { // ZooKeeper looks for the parent first
+			c.s.gate.RLock()
+			defer c.s.gate.RUnlock()
+			if _, ok := c.s.tree.Node(w.Path[:strings.LastIndexByte(w.Path, '/')], c.observer()); !ok {
+				return jute.NoNode
+			}
+			return jute.BadArguments
+		}
+	}
+	return jute.OK
+}
+
+// sync returns when this node shows everything that was answered anywhere before.
+func (c *conn) sync(r request) {
+	var req jute.Path
+	if err := req.Decode(r.body); err != nil {
+		c.malformed(r, err)
+		return
+	}
+	index, err := c.s.cfg.Backend.Sync(c.ctx)
+	if !c.settled(r, Result{Index: index}, err) {
+		return
+	}
+	c.replyWith(func(Tree) (int32, jute.Code) { return r.Xid, jute.OK }, req.Append)
+}
+
+// closeSession ends the session: its ephemerals are gone before the reply, then the connection is closed.
+func (c *conn) closeSession(r request) {
+	res, err := c.s.cfg.Backend.CloseSession(c.ctx, c.caller)
+	if errors.Is(err, ErrSessionGone) {
+		err = nil // somebody was faster; the client gets what it asked for
+	}
+	if !c.settled(r, res, err) {
+		return
+	}
+	c.reply(r.Xid, jute.OK)
+	c.mu.Lock()
+	c.finishLocked()
+	c.mu.Unlock()
+}
