@@ -1,0 +1,169 @@
+// Package lease holds the rules that decide who may answer for whom (metadata.md "Who may answer", decisions.md 1), as
+// values without clocks, locks or goroutines: cluster and the minds feed the broker's and the Raft leader's side, partition
+// the partition leader's side, and a model drives exactly this code through pauses, cuts and restarts.
+//
+// Every time here is a reading of its own machine's CLOCK_BOOTTIME (clock.Clock.Boot), which counts suspend; times of
+// two machines are never compared. Clocks may differ in rate by a percent: who acts after another's lease waits longer than
+// the lease lasts.
+package lease
+
+import (
+	"time"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+)
+
+const (
+	// Duration is how long a broker lease lasts, counted from the sending of an answered report; and how long a follower's
+	// fetch allows its partition leader to answer, counted from the sending of the reply that the fetch acknowledges.
+	Duration = 1500 * time.Millisecond
+	// ReportEvery is the pause between a broker's reports.
+	ReportEvery = 200 * time.Millisecond
+	// FenceAfter is how long the Raft leader hears nothing from a broker before it takes the broker's lease as ended.
+	FenceAfter = 2 * time.Second
+	// Settle is how long a new Raft leader listens before it calls a broker silent: two reports, with room for a slow one.
+	Settle = 500 * time.Millisecond
+	// TakeOver is how long a new partition leader waits after its last fetch from an older one.
+	TakeOver = Duration + 50*time.Millisecond
+)
+
+// Lease is a broker's own lease. The zero value holds nothing.
+type Lease struct {
+	granted bool
+	sent    time.Duration
+}
+
+// Answered notes that the report sent at that time was answered and the lease granted. Answers may come out of order.
+func (l *Lease) Answered(sent time.Duration) {
+	if !l.granted || sent > l.sent {
+		l.granted, l.sent = true, sent
+	}
+}
+
+// Held reports whether the lease lasts at now, and until when.
+func (l Lease) Held(now time.Duration) (until time.Duration, held bool) {
+	until = l.sent + Duration
+	return until, l.granted && now < until
+}
+
+// LastSent returns when the youngest answered report was sent; false before the first.
+func (l Lease) LastSent() (time.Duration, bool) { return l.sent, l.granted }
+
+// Proofs is a voter's memory of the proofs of leadership that it has answered. It lives as long as the process: one that
+// starts takes it that it answered one just before.
+type Proofs struct {
+	term id.Term
+	at   time.Duration
+}
+
+// NewProofs is the memory of a voter process that starts at now.
+func NewProofs(now time.Duration) Proofs { return Proofs{at: now} }
+
+// Answer says whether the voter may answer a proof for the leader of that term, and remembers that it did. current is the
+// voter's Raft term. A voter that has told a newer term's leader its age (Age) answers no older one any more.
+func (p *Proofs) Answer(term, current id.Term, now time.Duration) bool {
+	if term < current || term < p.term {
+		return false
+	}
+	p.term, p.at = term, now
+	return true
+}
+
+// Age returns how long ago the voter last answered a proof of an older term, for the new leader of term; false when
+// the voter knows a newer term. From now on it answers no proof of an older term.
+func (p *Proofs) Age(term, current id.Term, now time.Duration) (time.Duration, bool) {
+	if term < current || term < p.term {
+		return 0, false
+	}
+	p.term = term
+	return now - p.at, true
+}
+
+// Book is what the Raft leader of one term knows about the brokers' leases. It begins with the term and ends with it.
+type Book struct {
+	started time.Duration // when this leader could hear reports
+	floor   time.Duration // no lease of an earlier leader comes from a report sent after this
+	barrier id.Index      // a broker that has not applied this may not know elections of earlier terms
+	entries map[id.BrokerID]*entry
+}
+
+type entry struct {
+	heard   time.Duration // 0: not heard in this term
+	applied id.Index
+	need    id.Index // no lease before the broker has applied this
+	holds   int      // commands under way that take leadership from the broker
+}
+
+// NewBook begins a term's book. now is when the leader began to listen, youngest the age of the youngest proof that a
+// quorum of voters (this one included) answered in earlier terms, each taken at the moment its reply came; barrier is the
+// index of the first entry of the term.
+func NewBook(now, youngest time.Duration, barrier id.Index) *Book {
+	return &Book{started: now, floor: now - youngest, barrier: barrier, entries: map[id.BrokerID]*entry{}}
+}
+
+func (b *Book) entry(broker id.BrokerID) *entry {
+	e := b.entries[broker]
+	if e == nil {
+		e = &entry{need: b.barrier}
+		b.entries[broker] = e
+	}
+	return e
+}
+
+// Heard notes a report that arrived at now from the current incarnation of a broker. applied is the index up to which the
+// broker's partitions follow the state.
+func (b *Book) Heard(broker id.BrokerID, applied id.Index, now time.Duration) {
+	e := b.entry(broker)
+	e.heard, e.applied = max(e.heard, now), max(e.applied, applied)
+}
+
+// MayGrant says whether the answer to a report may carry a lease: only to a broker that knows every election that took
+// a partition from it, and while no such command is under way. The caller has proved its leadership since the report came.
+func (b *Book) MayGrant(broker id.BrokerID, applied id.Index) bool {
+	e := b.entry(broker)
+	return e.holds == 0 && applied >= e.need
+}
+
+// Hold stops leases of a broker before a command that takes leadership from it (or fences it) is proposed. The returned
+// function ends the hold: with the index at which the command was applied, or 0 when it surely never will be.
+func (b *Book) Hold(broker id.BrokerID) (done func(applied id.Index)) {
+	e := b.entry(broker)
+	e.holds++
+	ended := false
+	return func(applied id.Index) {
+		if ended {
+			return
+		}
+		ended = true
+		e.holds--
+		e.need = max(e.need, applied)
+	}
+}
+
+// SilentAt returns when a broker's lease has surely ended if nothing more is heard from it: the time to fence it.
+func (b *Book) SilentAt(broker id.BrokerID) time.Duration {
+	heard := b.floor
+	if e := b.entries[broker]; e != nil && e.heard > 0 {
+		heard = e.heard
+	}
+	return max(heard+FenceAfter, b.started+Settle)
+}
+
+// Silent reports whether the time of SilentAt has come.
+func (b *Book) Silent(broker id.BrokerID, now time.Duration) bool { return now >= b.SilentAt(broker) }
+
+// Applied returns the highest index that a broker reported in this term; false when it has not reported.
+func (b *Book) Applied(broker id.BrokerID) (id.Index, bool) {
+	e := b.entries[broker]
+	if e == nil || e.heard == 0 {
+		return 0, false
+	}
+	return e.applied, true
+}
+
+// Forget drops what was heard of a broker: its next incarnation has registered.
+func (b *Book) Forget(broker id.BrokerID) {
+	if e := b.entries[broker]; e != nil {
+		e.heard, e.applied = 0, 0
+	}
+}
