@@ -46,7 +46,6 @@ var Rooms = []Room{
 	{Dir: "internal/clock"},
 	{Dir: "internal/lease"},
 	{Dir: "internal/vfs"},
-	{Dir: "internal/lease"},
 	{Dir: "internal/deps"},
 	{Dir: "internal/lint"},
 	{Dir: "internal/testtool"},

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -24,11 +25,11 @@ type Process struct {
 	err  error         // what Wait said; read after done
 }
 
-// Start starts the command with its output in a log file under the test's folder. The command's Stdout and Stderr are
+// Start starts the command with its output in a log file in a Folder of its own. The command's Stdout and Stderr are
 // left alone when set.
 func Start(t testing.TB, name string, cmd *exec.Cmd) *Process {
 	t.Helper()
-	p, err := StartIn(logDir(t), name, cmd)
+	p, err := StartIn(Folder(t), name, cmd)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,20 +67,27 @@ func StartIn(dir, name string, cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// logDir returns a folder for logs: the test's own temporary one, or, with BARNABAS_LOGS set, one that stays.
-func logDir(t testing.TB) string {
+// Folder returns a new folder for data and logs, removed when the test passed and kept, with its name in the test's log, when
+// it failed or BARNABAS_KEEP is set. It lies under BARNABAS_LOGS, or else under the system's folder for temporary files.
+func Folder(t testing.TB) string {
 	t.Helper()
-	keep := os.Getenv("BARNABAS_LOGS")
-	if keep == "" {
-		return t.TempDir()
+	parent := os.Getenv("BARNABAS_LOGS")
+	if parent != "" {
+		if err := os.MkdirAll(parent, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := os.MkdirAll(keep, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	dir, err := os.MkdirTemp(keep, filepath.Base(t.Name())+"-")
+	dir, err := os.MkdirTemp(parent, strings.ReplaceAll(t.Name(), "/", "_")+"-")
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if t.Failed() || os.Getenv("BARNABAS_KEEP") != "" {
+			t.Logf("kept: %s", dir)
+		} else if err := os.RemoveAll(dir); err != nil {
+			t.Logf("cannot remove the test's folder: %v", err)
+		}
+	})
 	return dir
 }
 

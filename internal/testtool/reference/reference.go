@@ -34,7 +34,7 @@ type Server struct {
 // are all allowed. Extra lines are added to its zoo.cfg.
 func ZooKeeper(t testing.TB, extra ...string) *Server {
 	t.Helper()
-	dir, port := t.TempDir(), testtool.FreePort(t)
+	dir, port := testtool.Folder(t), testtool.FreePort(t)
 	config := append([]string{
 		"dataDir=" + filepath.Join(dir, "data"),
 		"clientPortAddress=127.0.0.1",
@@ -63,7 +63,7 @@ func ZooKeeper(t testing.TB, extra ...string) *Server {
 // without chroot) and returns when it answers for itself. Extra lines are added to its server.properties.
 func Kafka(t testing.TB, version testtool.Tool, zookeeper string, extra ...string) *Server {
 	t.Helper()
-	dir, port := t.TempDir(), testtool.FreePort(t)
+	dir, port := testtool.Folder(t), testtool.FreePort(t)
 	config := []string{
 		"broker.id=0", "log.dirs=" + filepath.Join(dir, "data"), "zookeeper.connect=" + zookeeper,
 		"zookeeper.connection.timeout.ms=60000", "offsets.topic.num.partitions=1",
