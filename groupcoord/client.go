@@ -1,0 +1,126 @@
+package groupcoord
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/barnabas-mq/barnabas/cluster"
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+// Caller is the cluster port.
+type Caller interface {
+	Call(ctx context.Context, t cluster.Target, method string, payload []byte) ([]byte, error)
+}
+
+// Leaders tells where the coordinator is.
+type Leaders interface {
+	// Leader returns the Raft leader's directory, "" when none is known, and a channel that is closed at the next change.
+	Leader() (id.DirectoryID, <-chan struct{})
+}
+
+// Applied reads the local state and waits for it.
+type Applied interface {
+	View() *state.View
+	// WaitIndex returns when the local view has reached an index, or with ctx's error.
+	WaitIndex(ctx context.Context, i id.Index) error
+}
+
+// ClientConfig is what a Client needs; all fields but Log are required.
+type ClientConfig struct {
+	Caller  Caller
+	Leaders Leaders
+	Views   Applied
+	Log     *slog.Logger
+}
+
+// Client asks the coordinator for this node's clients.
+type Client struct{ cfg ClientConfig }
+
+// NewClient starts nothing.
+func NewClient(cfg ClientConfig) *Client {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Client{cfg: cfg}
+}
+
+// retryPause bounds how often a node asks while no coordinator answers; a change of the leader ends it at once.
+const retryPause = 50 * time.Millisecond
+
+// Do asks the coordinator and waits for its answer for as long as ctx lives: over fail-overs, and until the local view
+// shows what the answer says. An error means that the outcome is unknown.
+func (c *Client) Do(ctx context.Context, cmd *statepb.Command) (*statepb.Result, error) {
+	body, err := proto.Marshal(cmd)
+	if err != nil {
+		return nil, fmt.Errorf("group request: %w", err)
+	}
+	payload := append([]byte{0}, body...)
+	for {
+		leader, changed := c.cfg.Leaders.Leader()
+		if leader != "" {
+			res, err := c.ask(ctx, leader, payload)
+			if err == nil {
+				return res, nil
+			}
+			if cluster.CodeOf(err) == codeMalformed {
+				return nil, err
+			}
+			if !cluster.NotSent(err) && payload[0] == 0 {
+				payload = append([]byte{1}, body...) // a new slice: the port may still hold the old one
+			}
+			c.cfg.Log.Debug("group request is repeated", "coordinator", leader, "err", err)
+		}
+		pause := time.NewTimer(retryPause)
+		select {
+		case <-ctx.Done():
+			pause.Stop()
+			return nil, fmt.Errorf("group request: outcome unknown: %w", ctx.Err())
+		case <-changed:
+		case <-pause.C:
+		}
+		pause.Stop()
+	}
+}
+
+// ask calls one coordinator; the call ends when another node becomes the leader, so that nobody waits for a frozen one.
+func (c *Client) ask(ctx context.Context, leader id.DirectoryID, payload []byte) (*statepb.Result, error) {
+	call, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	defer func() { cancel(); <-ended }()
+	go func() { defer close(ended); c.abandon(call, cancel, leader) }()
+	b, err := c.cfg.Caller.Call(call, cluster.ToDirectory(leader), Method, payload)
+	if err != nil {
+		return nil, err
+	}
+	res := new(statepb.Result)
+	if err := proto.Unmarshal(b, res); err != nil {
+		return nil, fmt.Errorf("group answer: %w", err)
+	}
+	if err := c.cfg.Views.WaitIndex(ctx, id.Index(res.Index)); err != nil {
+		return nil, err
+	}
+	return res, nil
+}
+
+// abandon cancels a call once its coordinator is no longer the leader. It ends with the call.
+func (c *Client) abandon(call context.Context, cancel context.CancelFunc, asked id.DirectoryID) {
+	for {
+		leader, changed := c.cfg.Leaders.Leader()
+		if leader != asked && leader != "" {
+			cancel()
+			return
+		}
+		select {
+		case <-changed:
+		case <-call.Done():
+			return
+		}
+	}
+}
