@@ -1,0 +1,136 @@
+// Package console is the operator's HTTP port: health, metrics, and the few actions that must work before Kafka's port does.
+//
+// Goroutines: Start begins the HTTP server, Stop ends it and waits for requests that run.
+package console
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Reason is one thing that keeps a node from being ready or healthy.
+type Reason struct {
+	Name   string `json:"name"`
+	Detail string `json:"detail"`
+}
+
+// Node is what the console shows and asks; the node fills it in.
+type Node interface {
+	// Unready lists why this node does not serve clients yet; empty: it does.
+	Unready() []Reason
+	// Unhealthy lists what an operator should look at, whether it serves or not.
+	Unhealthy() []Reason
+	// Status is shown as JSON.
+	Status() any
+	// InitCluster founds a cluster on this node and returns its id.
+	InitCluster(ctx context.Context) (clusterID string, err error)
+}
+
+// Config is what a Console needs.
+type Config struct {
+	Listen  string // host:port; port 0 lets the system choose
+	Node    Node
+	Metrics prometheus.Gatherer
+	Log     *slog.Logger
+}
+
+// Console is the HTTP port.
+type Console struct {
+	cfg Config
+	ln  net.Listener
+	srv *http.Server
+	end chan struct{}
+}
+
+// New starts nothing.
+func New(cfg Config) *Console {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Console{cfg: cfg, end: make(chan struct{})}
+}
+
+// Start binds the port and serves it.
+func (c *Console) Start() error {
+	ln, err := net.Listen("tcp", c.cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("admin port: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, map[string]bool{"alive": true}) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { verdict(w, "ready", c.cfg.Node.Unready()) })
+	mux.HandleFunc("GET /healthz", c.healthz)
+	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, c.cfg.Node.Status()) })
+	mux.HandleFunc("POST /v1/cluster/init", c.init)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(c.cfg.Metrics, promhttp.HandlerOpts{}))
+	c.ln = ln
+	c.srv = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	go func() {
+		defer close(c.end)
+		if err := c.srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			c.cfg.Log.Error("the admin port has stopped", "err", err)
+		}
+	}()
+	return nil
+}
+
+// Addr is the bound address, after Start.
+func (c *Console) Addr() net.Addr { return c.ln.Addr() }
+
+// Stop closes the port; requests that run get until ctx ends.
+func (c *Console) Stop(ctx context.Context) {
+	if c.srv == nil {
+		return
+	}
+	if err := c.srv.Shutdown(ctx); err != nil {
+		_ = c.srv.Close() // what still runs has had its time
+	}
+	<-c.end
+}
+
+func (c *Console) healthz(w http.ResponseWriter, r *http.Request) {
+	reasons := append(c.cfg.Node.Unready(), c.cfg.Node.Unhealthy()...)
+	if !r.URL.Query().Has("verbose") {
+		code := http.StatusOK
+		if len(reasons) > 0 {
+			code = http.StatusServiceUnavailable
+		}
+		reply(w, code, map[string]bool{"healthy": len(reasons) == 0})
+		return
+	}
+	verdict(w, "healthy", reasons)
+}
+
+func (c *Console) init(w http.ResponseWriter, r *http.Request) {
+	clusterID, err := c.cfg.Node.InitCluster(r.Context())
+	if err != nil {
+		reply(w, http.StatusConflict, map[string]string{"error": err.Error()})
+		return
+	}
+	reply(w, http.StatusOK, map[string]string{"clusterId": clusterID})
+}
+
+func verdict(w http.ResponseWriter, word string, reasons []Reason) {
+	code := http.StatusOK
+	if len(reasons) > 0 {
+		code = http.StatusServiceUnavailable
+	} else {
+		reasons = []Reason{}
+	}
+	reply(w, code, map[string]any{word: len(reasons) == 0, "reasons": reasons})
+}
+
+func reply(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body) // the client may be gone; nothing else can be told
+}
