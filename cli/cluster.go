@@ -1,0 +1,103 @@
+package cli
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"github.com/twmb/franz-go/pkg/kadm"
+)
+
+func (a *app) clusterCommand() *cobra.Command {
+	return group("cluster", "Look at the cluster", a.clusterStatus())
+}
+
+// clusterView is what `cluster status` shows.
+type clusterView struct {
+	ClusterID       string       `json:"clusterId"`
+	Controller      int32        `json:"controller"`
+	Brokers         []brokerView `json:"brokers"`
+	Topics          int          `json:"topics"`
+	Partitions      int          `json:"partitions"`
+	UnderReplicated int          `json:"underReplicated"`
+	Offline         int          `json:"offline"`
+}
+
+type brokerView struct {
+	ID      int32  `json:"id"`
+	Address string `json:"address"`
+	Rack    string `json:"rack,omitempty"`
+	Leads   int    `json:"leads"`
+	InSync  int    `json:"inSync"`
+}
+
+func (a *app) clusterStatus() *cobra.Command {
+	var b brokers
+	cmd := &cobra.Command{Use: "status", Short: "Show brokers, the controller and the state of all partitions", Args: cobra.NoArgs,
+		Long: "Show brokers, the controller and the state of all partitions. Fails (exit 1) when a partition has no leader.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			adm, err := b.admin()
+			if err != nil {
+				return err
+			}
+			defer adm.Close()
+			m, err := adm.Metadata(cmd.Context())
+			if err != nil {
+				return fmt.Errorf("cluster status: %w", err)
+			}
+			v := summarize(m)
+			if err := a.printCluster(v); err != nil {
+				return err
+			}
+			if v.Offline > 0 {
+				return fmt.Errorf("%d partitions have no leader", v.Offline)
+			}
+			return nil
+		}}
+	b.flag(cmd)
+	return cmd
+}
+
+func summarize(m kadm.Metadata) clusterView {
+	v := clusterView{ClusterID: m.Cluster, Controller: m.Controller, Brokers: []brokerView{}, Topics: len(m.Topics)}
+	leads, inSync := map[int32]int{}, map[int32]int{}
+	for _, t := range m.Topics {
+		for _, p := range t.Partitions {
+			v.Partitions++
+			leads[p.Leader]++
+			for _, r := range p.ISR {
+				inSync[r]++
+			}
+			if p.Leader < 0 {
+				v.Offline++
+			} else if len(p.ISR) < len(p.Replicas) {
+				v.UnderReplicated++
+			}
+		}
+	}
+	for _, b := range m.Brokers {
+		bv := brokerView{ID: b.NodeID, Address: fmt.Sprintf("%s:%d", b.Host, b.Port), Leads: leads[b.NodeID], InSync: inSync[b.NodeID]}
+		if b.Rack != nil {
+			bv.Rack = *b.Rack
+		}
+		v.Brokers = append(v.Brokers, bv)
+	}
+	return v
+}
+
+func (a *app) printCluster(v clusterView) error {
+	if a.output == "json" {
+		return a.json(v)
+	}
+	fmt.Fprintf(a.Out, "cluster %s: %d topics, %d partitions, %d under-replicated, %d without a leader\n",
+		v.ClusterID, v.Topics, v.Partitions, v.UnderReplicated, v.Offline)
+	rows := [][]string{{"BROKER", "ADDRESS", "LEADS", "IN SYNC", ""}}
+	for _, b := range v.Brokers {
+		mark := ""
+		if b.ID == v.Controller {
+			mark = "controller"
+		}
+		rows = append(rows, []string{strconv.Itoa(int(b.ID)), b.Address, strconv.Itoa(b.Leads), strconv.Itoa(b.InSync), mark})
+	}
+	return a.table(rows)
+}
