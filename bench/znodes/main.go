@@ -1,0 +1,265 @@
+// Command znodes measures znode creates through the ZooKeeper protocol: a three-node barnabas and a real three-node
+// ZooKeeper in the same run, by the same client, one after the other at each step, so that the ratio stands when the
+// machine's speed drifts. Run it by `make bench-znodes`.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "znodes:", err)
+		os.Exit(1)
+	}
+}
+
+// system is one side of the comparison.
+type system struct {
+	name    string
+	servers []string // host:port, one per node
+	stop    func()
+}
+
+func run() error {
+	bin := flag.String("bin", "bin/barnabas", "the barnabas binary")
+	jars := flag.String("zookeeper", ".tools/zookeeper-3.9.5/lib", "folder with ZooKeeper's jars")
+	clients := flag.String("clients", "1,32,256", "concurrent clients, each with a connection of its own")
+	count := flag.Duration("time", 5*time.Second, "length of one measurement")
+	flag.Parse()
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "znodes-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	z, err := startZooKeeper(ctx, *jars, filepath.Join(dir, "zookeeper"))
+	if err != nil {
+		return err
+	}
+	defer z.stop()
+	b, err := startBarnabas(ctx, *bin, filepath.Join(dir, "barnabas"))
+	if err != nil {
+		return err
+	}
+	defer b.stop()
+	for pass := range 3 { // the JVMs get warm; so do we, to be fair
+		for _, s := range []system{z, b} {
+			if _, err := measure(ctx, s, 32, *count, fmt.Sprintf("warm%d", pass)); err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+		}
+	}
+	fmt.Printf("%-10s %8s %12s %10s %10s %10s\n", "system", "clients", "creates/s", "p50", "p99", "ratio")
+	for _, n := range strings.Split(*clients, ",") {
+		c, err := strconv.Atoi(n)
+		if err != nil || c < 1 {
+			return fmt.Errorf("-clients %q: numbers above 0", *clients)
+		}
+		base := 0.0
+		for _, s := range []system{z, b} {
+			r, err := measure(ctx, s, c, *count, "run"+n)
+			if err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+			if base == 0 {
+				base = r.rate
+			}
+			fmt.Printf("%-10s %8d %12.0f %10v %10v %9.2fx\n", s.name, c, r.rate, r.p50.Round(10*time.Microsecond), r.p99.Round(10*time.Microsecond), r.rate/base)
+		}
+	}
+	return nil
+}
+
+type result struct {
+	rate     float64
+	p50, p99 time.Duration
+}
+
+// measure lets clients create nodes of 100 bytes, one after the other each, spread over the servers.
+func measure(ctx context.Context, s system, clients int, length time.Duration, name string) (result, error) {
+	root := "/znodes-" + name + "-" + strconv.Itoa(clients)
+	ctx, cancel := context.WithTimeout(ctx, length+30*time.Second)
+	defer cancel()
+	conns := make([]*zk.Conn, clients)
+	for i := range conns {
+		c, err := dial(ctx, s.servers[i%len(s.servers)])
+		if err != nil {
+			return result{}, err
+		}
+		defer c.Close()
+		conns[i] = c
+	}
+	if _, err := conns[0].Create(root, nil, 0, zk.WorldACL(zk.PermAll)); err != nil && !errors.Is(err, zk.ErrNodeExists) {
+		return result{}, err
+	}
+	for _, c := range conns { // every server shows the root before the clock starts
+		if _, err := c.Sync(root); err != nil {
+			return result{}, err
+		}
+	}
+	data := make([]byte, 100)
+	var wg sync.WaitGroup
+	took := make([][]time.Duration, clients)
+	errs := make([]error, clients)
+	start := time.Now()
+	for i, c := range conns {
+		wg.Go(func() {
+			for n := 0; time.Since(start) < length; n++ {
+				at := time.Now()
+				if _, err := c.Create(fmt.Sprintf("%s/c%d-%d", root, i, n), data, 0, zk.WorldACL(zk.PermAll)); err != nil {
+					errs[i] = err
+					return
+				}
+				took[i] = append(took[i], time.Since(at))
+			}
+		})
+	}
+	wg.Wait()
+	all := slices.Concat(took...)
+	if err := errors.Join(errs...); err != nil {
+		return result{}, err
+	}
+	slices.Sort(all)
+	return result{rate: float64(len(all)) / time.Since(start).Seconds(), p50: all[len(all)/2], p99: all[len(all)*99/100]}, nil
+}
+
+type quiet struct{}
+
+func (quiet) Printf(string, ...any) {}
+
+func dial(ctx context.Context, server string) (*zk.Conn, error) {
+	c, events, err := zk.Connect([]string{server}, 20*time.Second, zk.WithLogger(quiet{}))
+	if err != nil {
+		return nil, err
+	}
+	for {
+		select {
+		case e := <-events:
+			if e.State == zk.StateHasSession {
+				return c, nil
+			}
+		case <-ctx.Done():
+			c.Close()
+			return nil, fmt.Errorf("no session with %s: %w", server, ctx.Err())
+		}
+	}
+}
+
+// ports reserves n free loopback ports for a moment; a program of ours takes them next.
+func ports(n int) ([]int, error) {
+	var out []int
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close()
+		out = append(out, l.Addr().(*net.TCPAddr).Port)
+	}
+	return out, nil
+}
+
+func startZooKeeper(ctx context.Context, jars, dir string) (system, error) {
+	p, err := ports(9)
+	if err != nil {
+		return system{}, err
+	}
+	s := system{name: "zookeeper"}
+	var cmds []*exec.Cmd
+	s.stop = func() { end(cmds) }
+	for n := range 3 {
+		home := filepath.Join(dir, strconv.Itoa(n+1))
+		if err := os.MkdirAll(home, 0o755); err != nil {
+			return s, err
+		}
+		cfg := fmt.Sprintf("tickTime=2000\ninitLimit=10\nsyncLimit=5\ndataDir=%s\nclientPort=%d\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\nmaxClientCnxns=0\n", home, p[n])
+		for m := range 3 {
+			cfg += fmt.Sprintf("server.%d=127.0.0.1:%d:%d\n", m+1, p[3+m], p[6+m])
+		}
+		if err := errors.Join(os.WriteFile(filepath.Join(home, "zoo.cfg"), []byte(cfg), 0o644),
+			os.WriteFile(filepath.Join(home, "myid"), []byte(strconv.Itoa(n+1)), 0o644)); err != nil {
+			s.stop()
+			return s, err
+		}
+		cmd := exec.Command("java", "-Xmx512m", "-cp", filepath.Join(jars, "*"), "org.apache.zookeeper.server.quorum.QuorumPeerMain", filepath.Join(home, "zoo.cfg"))
+		cmd.Stdout, cmd.Stderr = io.Discard, io.Discard
+		if err := cmd.Start(); err != nil {
+			s.stop()
+			return s, err
+		}
+		cmds = append(cmds, cmd)
+		s.servers = append(s.servers, "127.0.0.1:"+strconv.Itoa(p[n]))
+	}
+	for _, a := range s.servers {
+		c, err := dial(ctx, a)
+		if err != nil {
+			s.stop()
+			return s, err
+		}
+		c.Close()
+	}
+	return s, nil
+}
+
+func startBarnabas(ctx context.Context, bin, dir string) (system, error) {
+	s := system{name: "barnabas"}
+	var first [4]int
+	for i := range first { // three in a row of each kind
+		p, err := ports(1)
+		if err != nil {
+			return s, err
+		}
+		first[i] = p[0] - p[0]%4 + i*10 // apart from each other; dev reports a port that is taken
+	}
+	args := []string{"dev", "--nodes", "3", "--dir", dir}
+	for i, flag := range []string{"--kafka-port", "--zk-port", "--admin-port", "--cluster-port"} {
+		args = append(args, flag, strconv.Itoa(first[i]))
+	}
+	cmd := exec.Command(bin, args...)
+	cmd.Stdout, cmd.Stderr = io.Discard, os.Stderr
+	if err := cmd.Start(); err != nil {
+		return s, err
+	}
+	s.stop = func() { end([]*exec.Cmd{cmd}) }
+	for n := range 3 {
+		s.servers = append(s.servers, "127.0.0.1:"+strconv.Itoa(first[1]+n))
+	}
+	for _, a := range s.servers {
+		c, err := dial(ctx, a)
+		if err != nil {
+			s.stop()
+			return s, err
+		}
+		c.Close()
+	}
+	return s, nil
+}
+
+// end stops processes that this program started, by pid, and waits for them.
+func end(cmds []*exec.Cmd) {
+	for _, c := range cmds {
+		_ = c.Process.Signal(syscall.SIGTERM)
+	}
+	for _, c := range cmds {
+		_ = c.Wait()
+	}
+}
