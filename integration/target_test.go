@@ -12,8 +12,8 @@ import (
 	"github.com/barnabas-mq/barnabas/internal/testtool/reference"
 )
 
-// target is what a test of real clients talks to: three barnabas nodes or, with BARNABAS_REFERENCE=1, a real Kafka 1.1.1 with a
-// real ZooKeeper, which tells a wrong test from a wrong broker.
+// target is what a test of real clients talks to: three barnabas nodes or, with BARNABAS_REFERENCE=1.1.1, a real Kafka 1.1.1 with
+// a real ZooKeeper, or with BARNABAS_REFERENCE=4.4 a real Kafka 4.4: they tell a wrong test from a wrong broker.
 type target struct {
 	cluster   *harness.Cluster // nil for the reference
 	brokers   []string
@@ -24,7 +24,11 @@ type target struct {
 
 func newTarget(t *testing.T) target {
 	t.Helper()
-	if os.Getenv("BARNABAS_REFERENCE") != "" {
+	switch os.Getenv("BARNABAS_REFERENCE") {
+	case "4.4":
+		kafka := reference.Kafka44(t)
+		return target{brokers: []string{kafka.Addr}, bootstrap: kafka.Addr, replicas: 1}
+	case "1.1.1":
 		zk := reference.ZooKeeper(t)
 		kafka := reference.Kafka(t, testtool.Kafka111, zk.Addr)
 		return target{brokers: []string{kafka.Addr}, bootstrap: kafka.Addr, zookeeper: zk.Addr, replicas: 1}

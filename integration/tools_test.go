@@ -164,10 +164,6 @@ func franz(t *testing.T, to target) {
 }
 
 func newTools(t *testing.T, to target) {
-	if to.cluster == nil {
-		t.Log("Kafka 4.4 does not speak to 1.1.1: nothing to compare with")
-		return
-	}
 	command := func(args ...string) string {
 		return harness.Tool(t, testtool.Kafka44, "org.apache.kafka.tools.TopicCommand", "", append([]string{"--bootstrap-server", to.bootstrap}, args...)...)
 	}

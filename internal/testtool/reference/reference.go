@@ -1,5 +1,5 @@
-// Package reference starts what barnabas stands in for: a real Apache ZooKeeper 3.9.5 and real Apache Kafka brokers of 0.8.2.2
-// and 1.1.1, from the jars that `make tools` fetched, on free loopback ports. Tests ask them what is right. For tests only; each
+// Package reference starts what barnabas stands in for: a real Apache ZooKeeper 3.9.5 and real Apache Kafka brokers of 0.8.2.2,
+// 1.1.1 and 4.4, from the jars that `make tools` fetched, on free loopback ports. Tests ask them what is right. For tests only; each
 // server is killed when its test ends.
 package reference
 
@@ -85,6 +85,29 @@ func Kafka(t testing.TB, version testtool.Tool, zookeeper string, extra ...strin
 		}
 		return err
 	})
+	return s
+}
+
+// Kafka44 starts one Apache Kafka 4.4 in KRaft mode, broker and controller in one process, and returns when it serves.
+func Kafka44(t testing.TB, extra ...string) *Server {
+	t.Helper()
+	dir, first := testtool.Folder(t), testtool.FreePorts(t, 2)
+	file := write(t, dir, "server.properties", append([]string{
+		"process.roles=broker,controller", "node.id=1", "log.dirs=" + filepath.Join(dir, "data"),
+		fmt.Sprintf("listeners=PLAINTEXT://127.0.0.1:%d,CONTROLLER://127.0.0.1:%d", first, first+1),
+		fmt.Sprintf("advertised.listeners=PLAINTEXT://127.0.0.1:%d", first),
+		fmt.Sprintf("controller.quorum.bootstrap.servers=127.0.0.1:%d", first+1),
+		"controller.listener.names=CONTROLLER", "offsets.topic.num.partitions=1", "offsets.topic.replication.factor=1",
+		"group.initial.rebalance.delay.ms=0",
+	}, extra...))
+	format := testtool.Start(t, "format", testtool.JavaCommand(context.Background(), t, testtool.Kafka44, "kafka.tools.StorageTool",
+		"format", "--standalone", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", file))
+	if err := format.WaitFor(startLimit); err != nil {
+		t.Fatalf("format: %v", err)
+	}
+	cmd := testtool.JavaCommand(context.Background(), t, testtool.Kafka44, "kafka.Kafka", file)
+	s := &Server{Process: testtool.Start(t, "kafka-4.4", cmd), Addr: fmt.Sprintf("127.0.0.1:%d", first), Dir: dir}
+	s.await(t, func(net.Conn) error { return nil })
 	return s
 }
 
