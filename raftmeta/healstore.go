@@ -26,7 +26,7 @@ type snapRef struct{ index, term uint64 }
 //     A bare bolt log keeps stale entries below the snapshot and never compares terms; a bare raft-wal killed between
 //     "snapshot final" and "old log removed" ends below the snapshot and refuses every append for ever.
 //   - An append that would leave a gap which a local snapshot covers deletes the log first; any other gap is refused.
-//   - When the deleted log reached past the snapshot, raft's memory of its last index is wrong and the instance must be
+//   - When the deleted log reached up to the snapshot's end or past it, raft's memory of its last index is wrong and the instance must be
 //     opened again: reopen is called.
 //   - The snapshot's own last entry can be asked for when the log begins right after it, so that the consistency check
 //     of an append to exactly there succeeds (raft looks only at the log's end and would ask for a snapshot for ever).
@@ -104,7 +104,8 @@ func (h *healStore) received(s snapRef) error {
 	return nil
 }
 
-// dropUnlessHolds deletes the whole log unless it holds exactly s; past says that a deleted log reached beyond s.
+// dropUnlessHolds deletes the whole log unless it holds exactly s; past says that a deleted log reached s or
+// beyond: raft then still believes in its last entry, and at s itself in the wrong term.
 func (h *healStore) dropUnlessHolds(s snapRef) (past bool, err error) {
 	var l raft.Log
 	switch err := h.inner.GetLog(s.index, &l); {
@@ -121,7 +122,7 @@ func (h *healStore) dropUnlessHolds(s snapRef) (past bool, err error) {
 	if err := h.inner.DeleteRange(first, last); err != nil {
 		return false, fmt.Errorf("raftmeta: delete log %d..%d that conflicts with snapshot %d: %w", first, last, s.index, err)
 	}
-	return last > s.index, nil
+	return last >= s.index, nil
 }
 
 func (h *healStore) bounds() (first, last uint64, err error) {

@@ -18,6 +18,7 @@ import (
 	"github.com/hashicorp/raft"
 	boltdb "github.com/hashicorp/raft-boltdb/v2"
 	wal "github.com/hashicorp/raft-wal"
+	"github.com/hashicorp/raft-wal/metadb"
 
 	"github.com/barnabas-mq/barnabas/internal/vfs"
 )
@@ -59,12 +60,15 @@ func newLayer(t testing.TB) tcpLayer {
 type recFSM struct {
 	mu sync.Mutex
 	m  map[uint64]string
+	// every entry applied, also those that a restore has wiped out since
+	ever []string
 }
 
 func (f *recFSM) Apply(l *raft.Log) any {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.m[l.Index] = string(l.Data)
+	f.ever = append(f.ever, string(l.Data))
 	return nil
 }
 
@@ -223,10 +227,11 @@ func openLone(t testing.TB, o loneOpts) (*lone, error) {
 		closers = append(closers, stable.Close)
 		if o.kind == "wal" {
 			must(t, vfs.EnsureDir(vfs.OS(), filepath.Join(o.dir, "wal")))
-			w, err := wal.Open(filepath.Join(o.dir, "wal"), wal.WithSegmentSize(64<<10), wal.WithLogger(hclog.NewNullLogger()))
+			meta := &metadb.BoltMetaDB{}
+			w, err := wal.Open(filepath.Join(o.dir, "wal"), wal.WithMetaStore(meta), wal.WithSegmentSize(64<<10), wal.WithLogger(hclog.NewNullLogger()))
 			must(t, err)
 			l.log = w
-			closers = append([]func() error{w.Close}, closers...)
+			closers = append([]func() error{w.Close, meta.Close}, closers...)
 		}
 		s, err := openSnapStore(vfs.OS(), filepath.Join(o.dir, "snapshots"), quiet())
 		must(t, err)

@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/raft"
 	boltdb "github.com/hashicorp/raft-boltdb/v2"
 	wal "github.com/hashicorp/raft-wal"
+	"github.com/hashicorp/raft-wal/metadb"
 	"go.etcd.io/bbolt"
 
 	"github.com/barnabas-mq/barnabas/internal/vfs"
@@ -25,6 +26,7 @@ const (
 type stores struct {
 	stable *boltdb.BoltStore // term and vote
 	wal    *wal.WAL
+	meta   *metadb.BoltMetaDB // raft-wal's Close forgets it
 	log    *healStore
 	snaps  *snapStore
 }
@@ -51,7 +53,8 @@ func openStores(dir string, fs vfs.FS, segmentBytes int, log *slog.Logger, reope
 	if err := vfs.OS().SyncDir(dir); err != nil { // bolt does not: a power cut could take the first vote with it
 		return nil, fmt.Errorf("raftmeta: sync %s: %w", dir, err)
 	}
-	if s.wal, err = wal.Open(walDir, wal.WithLogger(newHclog(log, "raft-wal")), wal.WithSegmentSize(segmentBytes)); err != nil {
+	s.meta = &metadb.BoltMetaDB{}
+	if s.wal, err = wal.Open(walDir, wal.WithMetaStore(s.meta), wal.WithLogger(newHclog(log, "raft-wal")), wal.WithSegmentSize(segmentBytes)); err != nil {
 		s.wal = nil
 		return nil, fmt.Errorf("raftmeta: open log %s: %w", walDir, err)
 	}
@@ -111,6 +114,9 @@ func (s *stores) close() error {
 	var errs []error
 	if s.wal != nil {
 		errs = append(errs, s.wal.Close())
+	}
+	if s.meta != nil {
+		errs = append(errs, s.meta.Close())
 	}
 	if s.stable != nil {
 		errs = append(errs, s.stable.Close())

@@ -200,16 +200,17 @@ func (p *port) deliver(r raft.RPC) bool {
 // install passes an InstallSnapshot on, unless this node has applied all of it: then it is not installed, since the state
 // would go back, and the leader is told what is true, that this node holds everything up to there.
 func (p *port) install(r raft.RPC, q *raft.InstallSnapshotRequest) {
+	source, respond := r.Reader, r.RespChan
 	in, out := net.Pipe()
 	fed := make(chan struct{})
 	p.t.wg.Add(1)
 	go func() { // reads the snapshot off the connection, whatever becomes of it
 		defer p.t.wg.Done()
 		defer close(fed)
-		_, err := io.CopyBuffer(in, r.Reader, make([]byte, snapPipeReadLen))
+		_, err := io.CopyBuffer(in, source, make([]byte, snapPipeReadLen))
 		_ = in.Close()
 		if err != nil {
-			_, _ = io.Copy(io.Discard, r.Reader)
+			_, _ = io.Copy(io.Discard, source)
 		}
 	}()
 	answer := make(chan raft.RPCResponse, 1)
@@ -220,7 +221,7 @@ func (p *port) install(r raft.RPC, q *raft.InstallSnapshotRequest) {
 		p.t.installing.CompareAndSwap(q.LastLogIndex, 0)
 		_ = out.Close()
 		<-fed
-		r.RespChan <- a
+		respond <- a
 	}()
 	if applied := p.applied(); q.LastLogIndex <= applied {
 		term := p.term()
@@ -248,9 +249,7 @@ func (s *stallReader) Read(b []byte) (int, error) {
 	if s.err != nil {
 		return 0, s.err
 	}
-	if err := s.c.SetReadDeadline(time.Now().Add(snapStallLimit)); err != nil {
-		return 0, err
-	}
+	_ = s.c.SetReadDeadline(time.Now().Add(snapStallLimit)) // fails only when the source has ended; then Read tells
 	n, err := s.c.Read(b)
 	if err != nil && err != io.EOF {
 		err = fmt.Errorf("raftmeta: received snapshot stopped: %w", err)
