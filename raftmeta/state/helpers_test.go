@@ -158,3 +158,12 @@ func roundTrip(t testing.TB, s *State) *State {
 	}
 	return r
 }
+
+func snapshotBytes(t testing.TB, s *State) *bytes.Buffer {
+	t.Helper()
+	var b bytes.Buffer
+	if _, err := s.Snapshot().WriteTo(&b); err != nil {
+		t.Fatal(err)
+	}
+	return &b
+}

@@ -356,7 +356,9 @@ func (l *lane) forget(seen uint64) {
 	if seen <= l.seen {
 		return
 	}
-	l.results = append([]*statepb.Result(nil), l.results[seen-l.seen:]...)
+	n := seen - l.seen
+	clear(l.results[:n]) // what is forgotten is not kept alive by the array; append moves the rest when it grows
+	l.results = l.results[n:]
 	l.seen = seen
 }
 

@@ -32,21 +32,23 @@ const (
 
 // table is one writable radix tree; Apply is its only user.
 type table[T any, R row[T]] struct {
-	id  byte
-	txn *iradix.Txn[R]
-	sum *uint64 // the state's running hash; nil: not tracked
+	id     byte
+	txn    *iradix.Txn[R]
+	frozen *iradix.Tree[R] // as last published; nil: changed since
+	sum    *uint64         // the state's running hash; nil: not tracked
 }
 
 func newTable[T any, R row[T]](id byte, from *iradix.Tree[R]) *table[T, R] {
 	if from == nil {
 		from = iradix.New[R]()
 	}
-	return &table[T, R]{id: id, txn: from.Txn()}
+	return &table[T, R]{id: id, txn: from.Txn(), frozen: from}
 }
 
 func (t *table[T, R]) get(key []byte) (R, bool) { return t.txn.Get(key) }
 
 func (t *table[T, R]) put(key []byte, r R) {
+	t.frozen = nil
 	old, had := t.txn.Insert(key, r)
 	if t.sum != nil {
 		if had {
@@ -57,6 +59,7 @@ func (t *table[T, R]) put(key []byte, r R) {
 }
 
 func (t *table[T, R]) del(key []byte) bool {
+	t.frozen = nil
 	old, had := t.txn.Delete(key)
 	if had && t.sum != nil {
 		*t.sum -= rowHash(t.id, key, old.encode)
@@ -75,7 +78,10 @@ func (t *table[T, R]) collect(prefix []byte) (keys [][]byte, rows []R) {
 
 // freeze publishes what was written; the tree never changes again.
 func (t *table[T, R]) freeze() *iradix.Tree[R] {
-	return t.txn.CommitOnly()
+	if t.frozen == nil {
+		t.frozen = t.txn.CommitOnly()
+	}
+	return t.frozen
 }
 
 // rowHash is one row's share of the state hash; shares are added up, so the order of changes does not matter.

@@ -1,0 +1,45 @@
+package state
+
+import (
+	"fmt"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+// One op is one command; batch is how many share an entry, as proposers that wait together do.
+func BenchmarkApplyCreate(b *testing.B) {
+	for _, batch := range []int{1, 32, 256} {
+		b.Run(fmt.Sprintf("batch=%d", batch), func(b *testing.B) {
+			f := newFold(b)
+			f.s = roundTrip(b, f.s)
+			s, err := Restore(snapshotBytes(b, f.s), false)
+			if err != nil {
+				b.Fatal(err)
+			}
+			s.Apply(2, 1, encode(b, create("/bench", ""), register(1, "d", "n")))
+			seq, index := uint64(0), f.index+2
+			data := make([]byte, 100)
+			b.ReportAllocs()
+			b.ResetTimer()
+			for n := 0; n < b.N; n += batch {
+				var cmds []*pb.Command
+				for range batch {
+					seq++
+					cmds = append(cmds, &pb.Command{Version: CommandVersion, Lane: 2, Seq: seq, Seen: max(seq, 512) - 512,
+						Body: &pb.Command_CreateZnode{CreateZnode: &pb.CreateZnode{Path: fmt.Sprintf("/bench/c%d", seq), Data: data}}})
+				}
+				e, err := proto.Marshal(&pb.Entry{Commands: cmds})
+				if err != nil {
+					b.Fatal(err)
+				}
+				index++
+				if r := s.Apply(index, 1, e).Settled[0].Result; r.Code != pb.Code_OK {
+					b.Fatal(r)
+				}
+			}
+		})
+	}
+}
