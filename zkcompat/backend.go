@@ -60,8 +60,8 @@ type Write struct {
 // Result is what became of a write. With a Code the other fields but Index mean nothing.
 type Result struct {
 	Code  jute.Code
-	Path  string // of a created node
-	Stat  ztree.Stat
+	Path  string      // of a created node
+	Stat  *ztree.Stat // of the node written; nil: as the tree shows it
 	Index id.Index
 }
 

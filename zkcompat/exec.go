@@ -162,12 +162,21 @@ func (c *conn) write(r request) {
 	if !c.settled(r, res, err) {
 		return
 	}
-	c.replyWith(func(Tree) (int32, jute.Code) { return r.Xid, res.Code }, func(b []byte) []byte {
+	c.replyWith(func(t Tree) (int32, jute.Code) {
+		if res.Stat == nil && res.Code == jute.OK && (r.Op == jute.OpSetData || r.Op == jute.OpSetACL) {
+			n, ok := t.Node(w.Path, c.observer())
+			if !ok {
+				return r.Xid, jute.NoNode // it was written and has been deleted since
+			}
+			res.Stat = &n.Stat
+		}
+		return r.Xid, res.Code
+	}, func(b []byte) []byte {
 		switch r.Op {
 		case jute.OpCreate:
 			return jute.AppendString(b, res.Path)
 		case jute.OpSetData, jute.OpSetACL:
-			st := jute.Stat(res.Stat)
+			st := jute.Stat(*res.Stat)
 			return st.Append(b)
 		}
 		return b
@@ -224,7 +233,10 @@ func (c *conn) decodeWrite(r request) (Write, jute.Code, error) {
 		if err == nil && (!hasParent(w.Path) || w.Path == "/") {
 			return w, jute.BadArguments, nil
 		}
-		return w, jute.OK, err // ZooKeeper checks no more: a bad path has no node
+		if err == nil && !validPath(w.Path) {
+			return w, jute.NoNode, nil // ZooKeeper checks no more: a bad path has no node
+		}
+		return w, jute.OK, err
 	case jute.OpSetData:
 		var q jute.SetDataRequest
 		err = q.Decode(r.body)
@@ -255,6 +267,9 @@ func (c *conn) check(w *Write) jute.Code {
 	}
 	if w.Op == jute.OpCreate {
 		path := w.Path
+		if path == "/" && !w.Sequential {
+			return jute.NodeExists
+		}
 		if w.Sequential {
 			path += "0"
 		}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barnabas-mq/barnabas/internal/testtool/reference"
 	"github.com/barnabas-mq/barnabas/zkcompat/jute"
 )
 
@@ -226,6 +227,9 @@ func script(w *twins) {
 	for _, p := range []string{"", "/", "x", "x/y", "/none/y", "/p/", "/p//y", "/p/./y", "/p/.", "/none/.", "/p/..", "/p/a\x00", "/p/\x01",
 		"/p/\x7f", "/p/\u0085", "/p/\ue000", "/p/\U0001F600", "/p/ü", "/p/b'topic'", "/p/a\xff", "/snull/child"} {
 		for flags := int32(0); flags < 4; flags++ {
+			if p == "/" && flags >= 2 { // the root's counter depends on what a server makes at its start
+				continue
+			}
 			call(a, jute.OpCreate, createReq(p, []byte("1"), flags))
 		}
 		call(a, jute.OpCreate, &jute.CreateRequest{Path: p})
@@ -362,7 +366,15 @@ func random(w *twins, r *rand.Rand, steps int, root string) {
 }
 
 func lockStep(t *testing.T, ours string) {
-	real := startZooKeeper(t)
+	real := reference.ZooKeeper(t).Addr
+	for end := time.Now().Add(30 * time.Second); ; { // ruok is answered a moment before sessions are
+		c := dialRaw(t, real)
+		if err := c.handshake(jute.ConnectRequest{TimeoutMs: 4000, Password: make([]byte, 16)}); err == nil {
+			break
+		} else if time.Now().After(end) {
+			t.Fatal("ZooKeeper takes no sessions:", err)
+		}
+	}
 	w := newTwins(t, real, ours)
 	t.Run("script", func(t *testing.T) { w.t = t; script(w) })
 	for seed := range uint64(8) {
@@ -375,5 +387,10 @@ func lockStep(t *testing.T, ours string) {
 
 func TestLockStepInMemory(t *testing.T) {
 	_, ours := serve(t, newMemBackend(), nil)
+	lockStep(t, ours)
+}
+
+func TestLockStepState(t *testing.T) {
+	_, ours := serve(t, newFold(t, 3).backend(t), nil)
 	lockStep(t, ours)
 }

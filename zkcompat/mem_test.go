@@ -244,7 +244,8 @@ func (b *memBackend) apply(c zkcompat.Caller, w zkcompat.Write) zkcompat.Result 
 	b.changeLocked(func(t *memTree) ([]ztree.Event, []id.SessionID) { return t.write(c, w), nil })
 	res := zkcompat.Result{Path: w.Path}
 	if n := b.tree.get(w.Path); n != nil {
-		res.Stat = n.shown()
+		st := n.shown()
+		res.Stat = &st
 	}
 	return res
 }
