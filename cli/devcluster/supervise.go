@@ -120,9 +120,12 @@ func (s *supervisor) waitReady(ctx context.Context) error {
 			if err := s.anyDead(); err != nil {
 				return err
 			}
-			var ok bool
-			if ok, reason = isReady(ctx, client, ch.Admin); ok {
+			ok, why := isReady(ctx, client, ch.Admin)
+			if ok {
 				break
+			}
+			if ctx.Err() == nil { // else it only says that the time is up
+				reason = why
 			}
 			select {
 			case <-poll.C:

@@ -306,13 +306,7 @@ func (c *Consumer) claimAll(ctx context.Context, gen int, claims []Claim, offset
 		// Remembered before the create: its reply may be lost with the connection, and releaseAll looks at what is there.
 		c.claims[cl] = &holder{written: offsets[cl]}
 		c.claims[cl].position.consumed.Store(offsets[cl])
-		err := c.createDeep(ctx, gen, c.ownerPath(cl), []byte(threadID(c.self, cl.Stream)), zk.FlagEphemeral)
-		if errors.Is(err, zk.ErrNodeExists) {
-			var mine bool
-			if mine, err = c.mine(ctx, gen, c.ownerPath(cl)); err == nil && !mine {
-				err = c.conflict(ctx, gen, cl)
-			}
-		}
+		err := c.claim(ctx, gen, cl)
 		if err == nil {
 			continue
 		}
@@ -324,13 +318,27 @@ func (c *Consumer) claimAll(ctx context.Context, gen int, claims []Claim, offset
 	return nil
 }
 
-// conflict reports that another owns the partition, and asks to be woken when it lets go: sooner than the backoff ends.
-func (c *Consumer) conflict(ctx context.Context, gen int, cl Claim) error {
-	owner, err := c.getWatched(ctx, gen, c.ownerPath(cl))
-	if err != nil && !errors.Is(err, zk.ErrNoNode) {
-		return err
+// claim creates one owner node. When another has it, it asks to be woken as soon as that one lets go, which is mostly sooner
+// than the backoff ends, and returns errConflict.
+func (c *Consumer) claim(ctx context.Context, gen int, cl Claim) error {
+	const tries = 3 // a node that is there and then is not was released in between
+	for range tries {
+		err := c.createDeep(ctx, gen, c.ownerPath(cl), []byte(threadID(c.self, cl.Stream)), zk.FlagEphemeral)
+		if !errors.Is(err, zk.ErrNodeExists) {
+			return err
+		}
+		if mine, err := c.mine(ctx, gen, c.ownerPath(cl)); err != nil || mine {
+			return err
+		}
+		owner, err := c.getWatched(ctx, gen, c.ownerPath(cl))
+		if !errors.Is(err, zk.ErrNoNode) {
+			if err == nil {
+				err = fmt.Errorf("%w: %s", errConflict, owner)
+			}
+			return err
+		}
 	}
-	return fmt.Errorf("%w: %s", errConflict, owner)
+	return fmt.Errorf("%w: it changes hands", errConflict)
 }
 
 // dirty says whether a commit would write something.
