@@ -1,0 +1,237 @@
+package broker
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+const produceKey = 0
+
+var produceAPI = registerEarly(produceKey, 9, (*Server).produce).frames(0).checked(checkProduce)
+
+// produce appends when the request is read, so the order of a connection's requests is the order in the log, and waits for the
+// acks in its turn. With acks=0 there is no response; as in Kafka, an error then ends the connection, which is all that such a
+// producer can notice.
+func (s *Server) produce(_ context.Context, c *call, req *kmsg.ProduceRequest) turn {
+	acks := req.Acks
+	if acks > 1 {
+		acks = -1 // old clients counted replicas; Kafka has since taken it for all
+	}
+	if f := refuseProduce(req); f != nil {
+		results := make([]AppendResult, countPartitions(req))
+		for i := range results {
+			results[i] = AppendResult{Code: f.code, Text: f.text, BaseOffset: -1, AppendTime: -1, LogStart: -1}
+		}
+		return turn{run: func(context.Context) kmsg.Response { return produced(c, req, results) }, ready: always}
+	}
+	items := make([]AppendItem, 0, countPartitions(req))
+	for i := range req.Topics {
+		t := &req.Topics[i]
+		for j := range t.Partitions {
+			p := &t.Partitions[j]
+			items = append(items, AppendItem{Topic: t.Topic, Partition: p.Partition, Records: p.Records, Version: req.Version})
+			p.Records = nil
+		}
+	}
+	pending := s.deps.Partitions.BeginAppend(items, acks)
+	timeout := time.Duration(req.TimeoutMillis) * time.Millisecond
+	return turn{ready: pending.Settled, run: func(ctx context.Context) kmsg.Response {
+		return produced(c, req, pending.Wait(ctx, timeout))
+	}}
+}
+
+func always() bool { return true }
+
+func refuseProduce(req *kmsg.ProduceRequest) *fault {
+	switch {
+	case req.Acks < -1:
+		return faultOf(kerr.InvalidRequiredAcks, "")
+	case req.TransactionID != nil:
+		return faultOf(kerr.InvalidTxnState, "transactions are not served yet")
+	}
+	return nil
+}
+
+func countPartitions(req *kmsg.ProduceRequest) int {
+	n := 0
+	for i := range req.Topics {
+		n += len(req.Topics[i].Partitions)
+	}
+	return n
+}
+
+func produced(c *call, req *kmsg.ProduceRequest, results []AppendResult) kmsg.Response {
+	resp := req.ResponseKind().(*kmsg.ProduceResponse)
+	var failed *AppendResult
+	next := 0
+	for i := range req.Topics {
+		t := kmsg.NewProduceResponseTopic()
+		t.Topic = req.Topics[i].Topic
+		for j := range req.Topics[i].Partitions {
+			r := &results[next]
+			next++
+			if r.Code != 0 && failed == nil {
+				failed = r
+			}
+			t.Partitions = append(t.Partitions, producedPartition(req.Version, req.Topics[i].Partitions[j].Partition, r))
+		}
+		resp.Topics = append(resp.Topics, t)
+	}
+	if req.Acks != 0 {
+		return resp
+	}
+	if failed != nil {
+		c.hangUp = fmt.Sprintf("a produce with acks=0 failed with error %d (%s)", failed.Code, failed.Text)
+	}
+	return nil
+}
+
+func producedPartition(version int16, partition int32, r *AppendResult) kmsg.ProduceResponseTopicPartition {
+	p := kmsg.NewProduceResponseTopicPartition()
+	p.Partition, p.ErrorCode = partition, oldCode(r.Code, version < 5, version < 8, false)
+	p.BaseOffset, p.LogAppendTime, p.LogStartOffset = int64(r.BaseOffset), r.AppendTime, int64(r.LogStart)
+	if r.Code != 0 && r.Text != "" {
+		p.ErrorMessage = &r.Text
+	}
+	return p
+}
+
+// oldCode replaces codes that came later than a request's version by what Kafka answered before.
+func oldCode(code int16, noStorage, noInvalidRecord, noOffsetNotAvailable bool) int16 {
+	switch {
+	case code == kerr.KafkaStorageError.Code && noStorage:
+		return kerr.NotLeaderForPartition.Code
+	case code == kerr.InvalidRecord.Code && noInvalidRecord:
+		return kerr.CorruptMessage.Code
+	case code == kerr.OffsetNotAvailable.Code && noOffsetNotAvailable:
+		return kerr.NotLeaderForPartition.Code
+	}
+	return code
+}
+
+// maxProduceParts bounds the topics and partitions of one Produce: a frame of 100 MiB could hold millions of empty ones, each many
+// times larger decoded than sent.
+const maxProduceParts = 100_000
+
+var errProduceShape = errors.New("cut off")
+
+// checkProduce walks a Produce body without allocating and counts its topics and partitions.
+func checkProduce(version int16, body []byte) error {
+	w := walker{b: body, flexible: version >= 9}
+	if version >= 3 {
+		w.str()
+	}
+	w.skip(2 + 4)
+	parts := 0
+	for range w.array() {
+		w.str()
+		for range w.array() {
+			w.skip(4)
+			w.bytes()
+			w.tags()
+			if parts++; parts > maxProduceParts {
+				return fmt.Errorf("more than %d partitions in one request", maxProduceParts)
+			}
+			if w.bad {
+				return errProduceShape
+			}
+		}
+		w.tags()
+		if parts++; parts > maxProduceParts {
+			return fmt.Errorf("more than %d topics in one request", maxProduceParts)
+		}
+		if w.bad {
+			return errProduceShape
+		}
+	}
+	w.tags()
+	if w.bad {
+		return errProduceShape
+	}
+	return nil
+}
+
+// walker steps over the fields of a request. Once a field does not fit it is bad, and every step does nothing.
+type walker struct {
+	b        []byte
+	flexible bool
+	bad      bool
+}
+
+func (w *walker) skip(n int) {
+	if n < 0 || n > len(w.b) {
+		w.bad, w.b = true, nil
+		return
+	}
+	w.b = w.b[n:]
+}
+
+// length reads a length in either encoding; null is 0.
+func (w *walker) length(size int) int {
+	if w.flexible {
+		n, rest, ok := uvarint(w.b)
+		if !ok {
+			w.skip(-1)
+			return 0
+		}
+		w.b = rest
+		return max(0, int(n)-1)
+	}
+	if len(w.b) < size {
+		w.skip(-1)
+		return 0
+	}
+	var n int
+	if size == 2 {
+		n = int(int16(binary.BigEndian.Uint16(w.b)))
+	} else {
+		n = int(int32(binary.BigEndian.Uint32(w.b)))
+	}
+	w.b = w.b[size:]
+	return max(0, n)
+}
+
+func (w *walker) str()   { w.skip(w.length(2)) }
+func (w *walker) bytes() { w.skip(w.length(4)) }
+
+// array returns a count that is never more than the bytes that remain.
+func (w *walker) array() int {
+	n := w.length(4)
+	if n > len(w.b) {
+		w.skip(-1)
+		return 0
+	}
+	return n
+}
+
+func (w *walker) tags() {
+	if !w.flexible {
+		return
+	}
+	n, rest, ok := uvarint(w.b)
+	if !ok || int64(n) > int64(len(rest)) {
+		w.skip(-1)
+		return
+	}
+	w.b = rest
+	for range n {
+		_, rest, ok := uvarint(w.b)
+		if !ok {
+			w.skip(-1)
+			return
+		}
+		size, rest, ok := uvarint(rest)
+		if !ok {
+			w.skip(-1)
+			return
+		}
+		w.b = rest
+		w.skip(int(size))
+	}
+}

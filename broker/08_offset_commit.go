@@ -1,0 +1,123 @@
+package broker
+
+import (
+	"context"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+var offsetCommitAPI = register(8, 8, (*Server).offsetCommit).frames(listFrames)
+
+// maxOffsetMetadata is offset.metadata.max.bytes.
+const maxOffsetMetadata = 4096
+
+// commitTimeout is offsets.commit.timeout.ms: clients give up after 10 s and more.
+const commitTimeout = 5 * time.Second
+
+// offsetCommit commits to the one store of offsets. Version 0, which kafka-node sends to partition leaders, is the znode's face
+// and served by every broker; later versions are served by the coordinator's broker. Who commits is told by client id and
+// address, since old clients name no member.
+func (s *Server) offsetCommit(ctx context.Context, c *call, req *kmsg.OffsetCommitRequest) kmsg.Response {
+	resp := req.ResponseKind().(*kmsg.OffsetCommitResponse)
+	v := s.deps.Views.View()
+	cmd := &statepb.CommitOffsets{
+		Group: req.Group, Member: req.MemberID, Generation: req.Generation, By: c.clientID + "@" + c.host,
+		From: statepb.OffsetOrigin_ORIGIN_KAFKA,
+	}
+	if req.Version == 0 {
+		cmd.From, cmd.Generation = statepb.OffsetOrigin_ORIGIN_ZNODE, -1
+	}
+	whole := s.refuseGroup(v, req.Group, req.Version)
+	var taken []*int16 // codes of the items of cmd
+	for i := range req.Topics {
+		t := kmsg.NewOffsetCommitResponseTopic()
+		t.Topic = req.Topics[i].Topic
+		t.Partitions = make([]kmsg.OffsetCommitResponseTopicPartition, len(req.Topics[i].Partitions))
+		for j := range req.Topics[i].Partitions {
+			p, out := &req.Topics[i].Partitions[j], &t.Partitions[j]
+			out.Partition = p.Partition
+			if whole == 0 {
+				out.ErrorCode = refuseOffset(v, t.Topic, p)
+			} else {
+				out.ErrorCode = whole
+			}
+			if out.ErrorCode == 0 {
+				cmd.Items = append(cmd.Items, offsetItem(req, t.Topic, p))
+				taken = append(taken, &out.ErrorCode)
+			}
+		}
+		resp.Topics = append(resp.Topics, t)
+	}
+	if len(cmd.Items) > 0 {
+		s.commit(ctx, cmd, taken)
+	}
+	return resp
+}
+
+// refuseGroup returns the code that answers every part of a request for a group, 0 for none.
+func (s *Server) refuseGroup(v *state.View, group string, version int16) int16 {
+	if state.ValidGroupID(group) != "" {
+		return kerr.InvalidGroupID.Code
+	}
+	if ctl, _ := v.Controller(); version > 0 && ctl != s.cfg.ID {
+		return kerr.NotCoordinator.Code
+	}
+	return 0
+}
+
+func refuseOffset(v *state.View, topic string, p *kmsg.OffsetCommitRequestTopicPartition) int16 {
+	if _, ok := v.Partition(topic, p.Partition); !ok {
+		return kerr.UnknownTopicOrPartition.Code
+	}
+	if p.Metadata != nil && len(*p.Metadata) > maxOffsetMetadata {
+		return kerr.OffsetMetadataTooLarge.Code
+	}
+	return 0
+}
+
+func offsetItem(req *kmsg.OffsetCommitRequest, topic string, p *kmsg.OffsetCommitRequestTopicPartition) *statepb.OffsetItem {
+	it := &statepb.OffsetItem{Topic: topic, Partition: p.Partition, Offset: p.Offset, LeaderEpoch: -1, RetentionMs: -1}
+	if req.Version >= 6 {
+		it.LeaderEpoch = p.LeaderEpoch
+	}
+	if req.Version >= 2 && req.Version <= 4 {
+		it.RetentionMs = req.RetentionTimeMillis
+	}
+	if p.Metadata != nil {
+		it.Metadata = *p.Metadata
+	}
+	return it
+}
+
+func (s *Server) commit(ctx context.Context, cmd *statepb.CommitOffsets, codes []*int16) {
+	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
+	defer cancel()
+	r, err := s.deps.Groups.Do(ctx, &statepb.Command{Body: &statepb.Command_CommitOffsets{CommitOffsets: cmd}})
+	whole := commitCode(r, err)
+	for i, code := range codes {
+		*code = whole
+		if whole == 0 && i < len(r.Parts) {
+			*code = commitCode(r.Parts[i], nil)
+		}
+	}
+}
+
+func commitCode(r *statepb.Result, err error) int16 {
+	switch {
+	case err != nil:
+		return kerr.RequestTimedOut.Code
+	case r.Code == statepb.Code_OFFSET_STALE: // a zombie's commit: refusing it would kill some old clients (groups.md, "Commits")
+		return 0
+	case r.Code == statepb.Code_INVALID:
+		return kerr.InvalidGroupID.Code
+	}
+	if f := settled(r, nil); f != nil {
+		return f.code
+	}
+	return 0
+}

@@ -1,0 +1,105 @@
+package broker
+
+import (
+	"context"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
+)
+
+var offsetFetchAPI = register(9, 8, (*Server).offsetFetch).frames(listFrames)
+
+// offsetFetch reads the one store of offsets. A missing offset is -1: with error 3 in version 0, which is the znode's face and
+// served by every broker, without error later. From v2 a null list of topics means all; v8 asks for several groups.
+func (s *Server) offsetFetch(_ context.Context, _ *call, req *kmsg.OffsetFetchRequest) kmsg.Response {
+	resp := req.ResponseKind().(*kmsg.OffsetFetchResponse)
+	v := s.deps.Views.View()
+	if req.Version >= 8 {
+		for i := range req.Groups {
+			resp.Groups = append(resp.Groups, s.fetchGroup(v, req.Version, &req.Groups[i]))
+		}
+		return resp
+	}
+	g := kmsg.OffsetFetchRequestGroup{Group: req.Group}
+	if req.Topics != nil || req.Version < 2 {
+		g.Topics = make([]kmsg.OffsetFetchRequestGroupTopic, 0, len(req.Topics))
+	}
+	for _, t := range req.Topics {
+		g.Topics = append(g.Topics, kmsg.OffsetFetchRequestGroupTopic{Topic: t.Topic, Partitions: t.Partitions})
+	}
+	out := s.fetchGroup(v, req.Version, &g)
+	resp.ErrorCode = out.ErrorCode
+	for _, t := range out.Topics {
+		rt := kmsg.NewOffsetFetchResponseTopic()
+		rt.Topic = t.Topic
+		for _, p := range t.Partitions {
+			rt.Partitions = append(rt.Partitions, kmsg.OffsetFetchResponseTopicPartition(p))
+		}
+		resp.Topics = append(resp.Topics, rt)
+	}
+	return resp
+}
+
+// fetchGroup answers for one group. A fault of the whole group is in ErrorCode, and, as versions below 2 have no such field, in every
+// partition.
+func (s *Server) fetchGroup(v *state.View, version int16, g *kmsg.OffsetFetchRequestGroup) kmsg.OffsetFetchResponseGroup {
+	out := kmsg.NewOffsetFetchResponseGroup()
+	out.Group, out.Topics = g.Group, []kmsg.OffsetFetchResponseGroupTopic{}
+	whole := s.refuseGroup(v, g.Group, version)
+	out.ErrorCode = whole
+	if g.Topics == nil {
+		if whole == 0 {
+			out.Topics = allOffsets(v, g.Group)
+		}
+		return out
+	}
+	for i := range g.Topics {
+		t := kmsg.NewOffsetFetchResponseGroupTopic()
+		t.Topic = g.Topics[i].Topic
+		for _, n := range g.Topics[i].Partitions {
+			p := noOffset(n)
+			o, ok := v.Offset(g.Group, t.Topic, n)
+			switch {
+			case whole != 0:
+				p.ErrorCode = whole
+			case ok:
+				p = offsetOf(o)
+			case version == 0:
+				p.ErrorCode = kerr.UnknownTopicOrPartition.Code
+			}
+			t.Partitions = append(t.Partitions, p)
+		}
+		out.Topics = append(out.Topics, t)
+	}
+	return out
+}
+
+func allOffsets(v *state.View, group string) []kmsg.OffsetFetchResponseGroupTopic {
+	out := []kmsg.OffsetFetchResponseGroupTopic{}
+	v.Offsets(group, func(topic string, o *state.Offset) bool {
+		if len(out) == 0 || out[len(out)-1].Topic != topic {
+			t := kmsg.NewOffsetFetchResponseGroupTopic()
+			t.Topic = topic
+			out = append(out, t)
+		}
+		last := &out[len(out)-1]
+		last.Partitions = append(last.Partitions, offsetOf(o))
+		return true
+	})
+	return out
+}
+
+func noOffset(n int32) kmsg.OffsetFetchResponseGroupTopicPartition {
+	p := kmsg.NewOffsetFetchResponseGroupTopicPartition()
+	none := ""
+	p.Partition, p.Offset, p.LeaderEpoch, p.Metadata = n, -1, -1, &none
+	return p
+}
+
+func offsetOf(o *state.Offset) kmsg.OffsetFetchResponseGroupTopicPartition {
+	p := noOffset(o.Partition)
+	p.Offset, p.LeaderEpoch, p.Metadata = int64(o.Offset), int32(o.LeaderEpoch), &o.Metadata
+	return p
+}

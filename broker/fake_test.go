@@ -1,0 +1,356 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/partition/record"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+// fakeMeta is a metadata log without Raft: one state, applied at once.
+type fakeMeta struct {
+	mu    sync.Mutex
+	st    *state.State
+	index id.Index
+	view  atomic.Pointer[state.View]
+	err   error // what Propose returns in place of applying
+	asked int   // commands that came
+}
+
+func (m *fakeMeta) View() *state.View { return m.view.Load() }
+
+func (m *fakeMeta) Propose(ctx context.Context, cmd *statepb.Command) (*statepb.Result, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.asked++
+	if m.err != nil {
+		return nil, m.err
+	}
+	cmd = proto.CloneOf(cmd)
+	cmd.Version, cmd.Level = state.CommandVersion, 1
+	data, err := proto.Marshal(&statepb.Entry{ClockStepMs: 1, WallMs: 1_600_000_000_000, Commands: []*statepb.Command{cmd}})
+	if err != nil {
+		return nil, err
+	}
+	m.index++
+	a := m.st.Apply(m.index, 1, data)
+	m.view.Store(a.View)
+	return a.Settled[0].Result, nil
+}
+
+func (m *fakeMeta) Do(ctx context.Context, cmd *statepb.Command) (*statepb.Result, error) {
+	return m.Propose(ctx, cmd)
+}
+
+func (m *fakeMeta) must(t testing.TB, body *statepb.Command) *statepb.Result {
+	t.Helper()
+	r, err := m.Propose(context.Background(), body)
+	if err != nil || r.Code != statepb.Code_OK {
+		t.Fatalf("%v: %v, %v", body, r, err)
+	}
+	return r
+}
+
+// newMeta makes a cluster "abcdefghijklmnopqrstuv" whose broker 1 is the controller.
+func newMeta(t testing.TB) *fakeMeta {
+	m := &fakeMeta{st: state.New()}
+	m.view.Store(m.st.View())
+	m.must(t, &statepb.Command{Body: &statepb.Command_Bootstrap{Bootstrap: &statepb.Bootstrap{ClusterId: "abcdefghijklmnopqrstuv", Level: 1}}})
+	return m
+}
+
+func (m *fakeMeta) register(t testing.TB, b id.BrokerID, addr string) {
+	t.Helper()
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n int32
+	_, _ = fmt.Sscan(port, &n)
+	dir := fmt.Sprintf("dir-%d", b)
+	m.must(t, &statepb.Command{Body: &statepb.Command_RegisterBroker{RegisterBroker: &statepb.RegisterBroker{
+		DirectoryId: dir, Nonce: dir, WantedId: int32(b), MinLevel: 1, MaxLevel: 1,
+		Endpoints: []*statepb.Endpoint{{Listener: "PLAINTEXT", Host: host, Port: n}},
+	}}})
+}
+
+// fakePartitions keeps every partition of the view in memory; what is appended is visible at once.
+type fakePartitions struct {
+	meta *fakeMeta
+	mu   sync.Mutex
+	logs map[id.TopicPartition]*fakeLog
+	news chan struct{} // closed at each append
+	hold chan struct{} // when set, acks wait until it is closed
+	gone []uint64      // connections that ended
+	last FetchRequest  // the last long poll
+}
+
+type fakeLog struct {
+	data    []byte
+	end     id.Offset
+	bases   []id.Offset
+	starts  []int
+	stamped []int64
+}
+
+func newPartitions(m *fakeMeta) *fakePartitions {
+	return &fakePartitions{meta: m, logs: map[id.TopicPartition]*fakeLog{}, news: make(chan struct{})}
+}
+
+func (f *fakePartitions) log(topic string, p int32) (*fakeLog, int16) {
+	if _, ok := f.meta.View().Partition(topic, p); !ok {
+		return nil, 3
+	}
+	tp := id.TopicPartition{Topic: topic, Partition: p}
+	if f.logs[tp] == nil {
+		f.logs[tp] = &fakeLog{}
+	}
+	return f.logs[tp], 0
+}
+
+func (f *fakePartitions) BeginAppend(items []AppendItem, acks int16) Appending {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a := &fakeAppending{hold: f.hold}
+	if acks != -1 {
+		a.hold = nil
+	}
+	for i := range items {
+		a.results = append(a.results, f.append(&items[i]))
+	}
+	close(f.news)
+	f.news = make(chan struct{})
+	return a
+}
+
+func (f *fakePartitions) append(item *AppendItem) AppendResult {
+	bad := AppendResult{BaseOffset: -1, AppendTime: -1, LogStart: -1}
+	l, code := f.log(item.Topic, item.Partition)
+	if code != 0 {
+		bad.Code = code
+		return bad
+	}
+	prepared, err := record.NewCodecs(0).PrepareProduce(item.Records, record.ProduceRules{Version: item.Version, MaxBatchBytes: 1 << 20, Now: 1})
+	if err != nil {
+		bad.Code, _ = record.Code(err)
+		bad.Text = err.Error()
+		return bad
+	}
+	first := l.end
+	for rest := prepared.Batches; len(rest) > 0; {
+		var b record.Batch
+		b, rest, err = record.Next(rest)
+		if err != nil {
+			panic(err)
+		}
+		b.Assign(l.end, 0)
+		l.bases, l.starts, l.stamped = append(l.bases, l.end), append(l.starts, len(l.data)), append(l.stamped, b.MaxTimestamp())
+		l.data = append(l.data, b...)
+		l.end = b.LastOffset() + 1
+	}
+	return AppendResult{BaseOffset: first, AppendTime: -1}
+}
+
+type fakeAppending struct {
+	results []AppendResult
+	hold    chan struct{}
+}
+
+func (a *fakeAppending) Settled() bool { return a.hold == nil }
+
+func (a *fakeAppending) Wait(ctx context.Context, timeout time.Duration) []AppendResult {
+	if a.hold == nil {
+		return a.results
+	}
+	select {
+	case <-a.hold:
+	case <-time.After(timeout):
+		for i := range a.results {
+			a.results[i] = AppendResult{Code: 7, BaseOffset: -1, AppendTime: -1, LogStart: -1}
+		}
+	case <-ctx.Done():
+	}
+	return a.results
+}
+
+func (f *fakePartitions) Fetch(ctx context.Context, req *FetchRequest) []FetchResult {
+	deadline := time.NewTimer(req.MaxWait)
+	defer deadline.Stop()
+	for {
+		f.mu.Lock()
+		if req.MaxWait > 0 {
+			f.last = *req
+		}
+		out, size, failed := make([]FetchResult, len(req.Items)), 0, false
+		for i := range req.Items {
+			out[i] = f.read(&req.Items[i], req.MaxBytes-size, size == 0)
+			size += len(out[i].Records)
+			failed = failed || out[i].Code != 0
+		}
+		news := f.news
+		f.mu.Unlock()
+		if size >= req.MinBytes || failed {
+			return out
+		}
+		select {
+		case <-news:
+		case <-deadline.C:
+			return out
+		case <-ctx.Done():
+			return out
+		}
+	}
+}
+
+func (f *fakePartitions) read(item *FetchItem, left int, whole bool) FetchResult {
+	l, code := f.log(item.Topic, item.Partition)
+	if code == 0 && (item.Offset < 0 || item.Offset > l.end) {
+		code = 1
+	}
+	if code != 0 {
+		return FetchResult{Code: code, HighWatermark: -1, LastStable: -1, LogStart: -1}
+	}
+	r := FetchResult{HighWatermark: l.end, LastStable: l.end}
+	i, found := slices.BinarySearch(l.bases, item.Offset)
+	if !found {
+		i--
+	}
+	for ; i >= 0 && i < len(l.starts); i++ {
+		to := len(l.data)
+		if i+1 < len(l.starts) {
+			to = l.starts[i+1]
+		}
+		b := l.data[l.starts[i]:to]
+		if len(r.Records)+len(b) > min(left, item.MaxBytes) && !(whole && len(r.Records) == 0) {
+			break
+		}
+		if record.Batch(b).LastOffset() >= item.Offset {
+			r.Records = append(r.Records, b...)
+		}
+	}
+	return r
+}
+
+func (f *fakePartitions) ListOffsets(_ context.Context, item ListOffsetsItem) ListOffsetsResult {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l, code := f.log(item.Topic, item.Partition)
+	none := ListOffsetsResult{Code: code, Offset: -1, Timestamp: -1, Epoch: -1}
+	switch {
+	case code != 0:
+		return none
+	case item.Timestamp == -1:
+		return ListOffsetsResult{Offset: l.end, Timestamp: -1}
+	case item.Timestamp == -2:
+		return ListOffsetsResult{Timestamp: -1}
+	}
+	for i, ts := range l.stamped {
+		if ts >= item.Timestamp {
+			return ListOffsetsResult{Offset: l.bases[i], Timestamp: ts}
+		}
+	}
+	return none
+}
+
+func (f *fakePartitions) ListOffsetsV0(_ context.Context, item ListOffsetsItem, n int32) ([]id.Offset, int16) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l, code := f.log(item.Topic, item.Partition)
+	if code != 0 {
+		return nil, code
+	}
+	all := []id.Offset{l.end, 0}
+	if item.Timestamp == -2 {
+		all = all[1:]
+	}
+	return all[:min(len(all), int(n))], 0
+}
+
+func (f *fakePartitions) EndOffsetForEpoch(_ context.Context, topic string, p int32, _, epoch id.LeaderEpoch) (id.LeaderEpoch, id.Offset, int16) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l, code := f.log(topic, p)
+	if code != 0 || epoch > 0 {
+		return -1, -1, code
+	}
+	return 0, l.end, 0
+}
+
+func (f *fakePartitions) Disconnected(conn uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gone = append(f.gone, conn)
+}
+
+// lines collects log lines.
+type lines struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, strings.TrimSpace(string(p)))
+	return len(p), nil
+}
+
+func (l *lines) take() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := l.all
+	l.all = nil
+	return out
+}
+
+// fixture is one broker over fakes on a loopback port.
+type fixture struct {
+	*Server
+	meta  *fakeMeta
+	parts *fakePartitions
+	addr  string
+	lines *lines
+}
+
+func start(t testing.TB, change func(*Config)) *fixture {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{meta: newMeta(t), addr: ln.Addr().String(), lines: &lines{}}
+	f.parts = newPartitions(f.meta)
+	f.meta.register(t, 1, f.addr)
+	f.meta.must(t, &statepb.Command{Term: 1, Body: &statepb.Command_TermStarted{TermStarted: &statepb.TermStarted{Broker: 1}}})
+	cfg := Config{ID: 1, Logger: slog.New(slog.NewTextHandler(io.MultiWriter(f.lines), nil))}
+	if change != nil {
+		change(&cfg)
+	}
+	f.Server, err = New(cfg, Deps{Views: f.meta, Proposer: f.meta, Partitions: f.parts, Groups: f.meta})
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- f.Serve(ln, "PLAINTEXT") }()
+	t.Cleanup(func() {
+		f.Stop()
+		if err := <-served; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	})
+	return f
+}
