@@ -3,6 +3,7 @@ package zkcompat_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -15,25 +16,36 @@ import (
 	"github.com/barnabas-mq/barnabas/zkcompat"
 )
 
-// fold is the metadata state without Raft: commands are applied where they are proposed, one entry each.
+// fold is the metadata state without Raft: commands are applied in the order in which they are proposed, one entry
+// each, and every node sees them in that order, each when it pleases.
 type fold struct {
 	mu    sync.Mutex
 	s     *state.State
 	index id.Index
-	feed  []*zkcompat.StateBackend
+	nodes []*foldNode
+}
+
+// foldNode is one node's view of it: Proposer, Views and the feed of a backend.
+type foldNode struct {
+	f *fold
+	b *zkcompat.StateBackend
+
+	mu   sync.Mutex
+	cond sync.Cond
+	view *state.View
+	feed []state.Applied
+	done bool
 }
 
 // newFold bootstraps a state with brokers 1, 2, ...
 func newFold(t testing.TB, brokers int) *fold {
 	t.Helper()
 	f := &fold{s: state.New()}
-	must := func(c *statepb.Command) *statepb.Result {
+	must := func(c *statepb.Command) {
 		t.Helper()
-		r, err := f.Propose(context.Background(), c)
-		if err != nil || r.Code != statepb.Code_OK {
-			t.Fatal(r, err)
+		if r := f.apply(c); r.Code != statepb.Code_OK {
+			t.Fatal(r)
 		}
-		return r
 	}
 	must(&statepb.Command{Body: &statepb.Command_Bootstrap{Bootstrap: &statepb.Bootstrap{ClusterId: "abcdefghijklmnopqrstuv", Level: 1}}})
 	for n := range brokers {
@@ -45,37 +57,94 @@ func newFold(t testing.TB, brokers int) *fold {
 	return f
 }
 
-func (f *fold) View() *state.View {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.s.View()
-}
-
-func (f *fold) Propose(_ context.Context, c *statepb.Command) (*statepb.Result, error) {
+func (f *fold) apply(c *statepb.Command) *statepb.Result {
 	c.Version = state.CommandVersion
 	data, err := proto.Marshal(&statepb.Entry{ClockStepMs: 1, WallMs: time.Now().UnixMilli(), Commands: []*statepb.Command{c}})
 	if err != nil {
-		return nil, err
+		panic(err)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.index++
 	a := f.s.Apply(f.index, 1, data)
-	for _, b := range f.feed {
-		b.Applied(a.View, a.Changes)
+	for _, n := range f.nodes {
+		n.mu.Lock()
+		n.feed = append(n.feed, a)
+		n.cond.Broadcast()
+		n.mu.Unlock()
 	}
-	return a.Settled[0].Result, nil
+	return a.Settled[0].Result
 }
 
-// backend adds a node's backend.
-func (f *fold) backend(t testing.TB) *zkcompat.StateBackend {
+// node adds a node that lags behind by up to lag per batch of entries.
+func (f *fold) node(t testing.TB, lag time.Duration) *foldNode {
 	t.Helper()
-	b, err := zkcompat.NewStateBackend(zkcompat.StateConfig{Proposer: f, Views: f, Broker: func() id.BrokerID { return 1 }})
+	n := &foldNode{f: f}
+	n.cond.L = &n.mu
+	b, err := zkcompat.NewStateBackend(zkcompat.StateConfig{Proposer: n, Views: n, Broker: func() id.BrokerID { return 1 }})
 	if err != nil {
 		t.Fatal(err)
 	}
+	n.b = b
 	f.mu.Lock()
-	f.feed = append(f.feed, b)
+	n.view = f.s.View()
+	f.nodes = append(f.nodes, n)
 	f.mu.Unlock()
-	return b
+	var wg sync.WaitGroup
+	wg.Go(func() { n.run(lag) })
+	t.Cleanup(func() {
+		n.mu.Lock()
+		n.done = true
+		n.cond.Broadcast()
+		n.mu.Unlock()
+		wg.Wait()
+	})
+	return n
+}
+
+// backend is a node that does not lag.
+func (f *fold) backend(t testing.TB) *zkcompat.StateBackend { return f.node(t, 0).b }
+
+func (n *foldNode) run(lag time.Duration) {
+	for {
+		n.mu.Lock()
+		for len(n.feed) == 0 && !n.done {
+			n.cond.Wait()
+		}
+		if n.done {
+			n.mu.Unlock()
+			return
+		}
+		n.mu.Unlock()
+		if lag > 0 {
+			time.Sleep(rand.N(lag))
+		}
+		n.mu.Lock()
+		feed := n.feed
+		n.feed = nil
+		n.mu.Unlock()
+		for _, a := range feed {
+			n.b.Applied(a.View, a.Changes)
+			n.mu.Lock()
+			n.view = a.View
+			n.cond.Broadcast()
+			n.mu.Unlock()
+		}
+	}
+}
+
+func (n *foldNode) View() *state.View {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.view
+}
+
+func (n *foldNode) Propose(_ context.Context, c *statepb.Command) (*statepb.Result, error) {
+	r := n.f.apply(c)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for n.view.Index() < id.Index(r.Index) && !n.done {
+		n.cond.Wait()
+	}
+	return r, nil
 }

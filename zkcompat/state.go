@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
@@ -45,8 +46,9 @@ type StateConfig struct {
 type StateBackend struct {
 	cfg StateConfig
 
+	view atomic.Pointer[state.View] // the newest that subscribers were or are being told of
+
 	mu       sync.Mutex // held while subscribers run: they see entries in order
-	view     *state.View
 	subs     map[int]func(Update)
 	next     int
 	events   []ztree.Event // reused from entry to entry
@@ -73,10 +75,10 @@ func NewStateBackend(cfg StateConfig) (*StateBackend, error) {
 func (b *StateBackend) Applied(v *state.View, changes []state.Change) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.view != nil && v.Index() <= b.view.Index() {
+	if old := b.view.Load(); old != nil && v.Index() <= old.Index() {
 		return // a subscriber began with a newer view
 	}
-	b.view = v
+	b.view.Store(v)
 	if len(b.subs) == 0 {
 		return
 	}
@@ -90,7 +92,7 @@ func (b *StateBackend) Applied(v *state.View, changes []state.Change) {
 func (b *StateBackend) Reset(v *state.View) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.view = v
+	b.view.Store(v)
 	for _, f := range b.subs {
 		f(Update{Tree: ztree.New(v), Reset: true})
 	}
@@ -100,13 +102,13 @@ func (b *StateBackend) Reset(v *state.View) {
 func (b *StateBackend) Subscribe(f func(Update)) (cancel func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.view == nil {
-		b.view = b.cfg.Views.View()
+	if b.view.Load() == nil {
+		b.view.Store(b.cfg.Views.View())
 	}
 	b.next++
 	n := b.next
 	b.subs[n] = f
-	f(Update{Tree: ztree.New(b.view), Reset: true})
+	f(Update{Tree: ztree.New(b.view.Load()), Reset: true})
 	return func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -193,12 +195,12 @@ func (b *StateBackend) Sync(ctx context.Context) (id.Index, error) {
 // maxReplans bounds how often a write is planned anew because rows moved under it.
 const maxReplans = 10
 
-// Write is Backend's.
+// Write is Backend's. There must be a subscriber.
 func (b *StateBackend) Write(ctx context.Context, c Caller, w Write) (Result, error) {
 	topicID := make([]byte, 16)
 	_, _ = rand.Read(topicID)
 	for range maxReplans {
-		v := ztree.New(b.cfg.Views.View())
+		v := ztree.New(b.view.Load()) // never older than what the session has seen
 		plan := v.Plan(planned(w), topicID)
 		r := &statepb.Result{Code: plan.Code, Text: plan.Text, Index: uint64(v.Index())}
 		if plan.Command != nil {
