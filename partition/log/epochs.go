@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -32,7 +31,7 @@ type EpochEnd struct {
 // LatestEpoch is the newest leader epoch known to the log, or -1.
 func (l *Log) LatestEpoch() id.LeaderEpoch { return l.view.Load().latestEpoch() }
 
-// Epochs lists the leader epochs known, oldest first. The slice must not be changed.
+// Epochs lists the leader epochs known, oldest first; the first may begin below the log start. The slice must not be changed.
 func (l *Log) Epochs() []EpochStart { return l.view.Load().epochs }
 
 // EndOffsetForEpoch says where the asked epoch ends in this log (KIP-101, KIP-279, LeaderEpochFileCache.endOffsetFor):
@@ -49,7 +48,7 @@ func (l *Log) EndOffsetForEpoch(asked id.LeaderEpoch) EpochEnd {
 	}
 	i := sort.Search(len(v.epochs), func(i int) bool { return v.epochs[i].Epoch > asked })
 	if i == 0 {
-		return EpochEnd{asked, v.epochs[0].Start}
+		return EpochEnd{asked, max(v.epochs[0].Start, v.start)}
 	}
 	return EpochEnd{v.epochs[i-1].Epoch, v.epochs[i].Start}
 }
@@ -109,15 +108,14 @@ func cutEpochs(epochs []EpochStart, end id.Offset) []EpochStart {
 	return epochs[:n:n]
 }
 
-// cutEpochsBelow drops what ends at or before start, and lets the epoch that start is in begin there.
+// cutEpochsBelow drops what ends before start. The epoch of the record before start stays, with its true beginning (Kafka moves
+// that up): a truncation to the log start then still knows how the log goes on, and a scan what is older than its segment.
 func cutEpochsBelow(epochs []EpochStart, start id.Offset) []EpochStart {
-	n := sort.Search(len(epochs), func(i int) bool { return epochs[i].Start > start })
+	n := sort.Search(len(epochs), func(i int) bool { return epochs[i].Start >= start })
 	if n == 0 {
 		return epochs
 	}
-	out := slices.Clone(epochs[n-1:])
-	out[0].Start = start
-	return out
+	return epochs[n-1:]
 }
 
 func (l *Log) writeEpochs(epochs []EpochStart) error {

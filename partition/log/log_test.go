@@ -13,7 +13,7 @@ import (
 
 const now = 1_500_000_000_000
 
-func must(t testing.TB, err error) {
+func must(t tb, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -21,12 +21,12 @@ func must(t testing.TB, err error) {
 }
 
 // batch makes a magic 2 batch of n records with values of size bytes that tell them apart by tag.
-func batch(t testing.TB, n, size int, tag string, change func(*record.BatchHeader)) []byte {
+func batch(t tb, n, size int, tag string, change func(*record.BatchHeader)) []byte {
 	t.Helper()
 	return batchAt(t, n, size, tag, now, change)
 }
 
-func batchAt(t testing.TB, n, size int, tag string, ts int64, change func(*record.BatchHeader)) []byte {
+func batchAt(t tb, n, size int, tag string, ts int64, change func(*record.BatchHeader)) []byte {
 	t.Helper()
 	h := record.PlainHeader()
 	if change != nil {
@@ -58,7 +58,7 @@ func appendN(t testing.TB, l *Log, n int, epoch id.LeaderEpoch) Appended {
 }
 
 // readAll reads everything from the log start.
-func readAll(t testing.TB, l *Log) (out []record.Batch) {
+func readAll(t tb, l *Log) (out []record.Batch) {
 	t.Helper()
 	next := l.LogStart()
 	for next < l.LogEnd() {
@@ -138,4 +138,11 @@ func TestAppendReadReopen(t *testing.T) {
 	if r.Clean || r.CutBytes != 0 || l.LogEnd() != 91 || r.LostBelow != 0 || len(r.Damaged) != 0 {
 		t.Fatalf("%+v", r)
 	}
+}
+
+// tb is what testing.TB and *rapid.T share.
+type tb interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
 }

@@ -406,7 +406,7 @@ func (o *opener) loadEpochs() error {
 		epochs = nil
 		v := o.v
 		if err := l.headers(&v, v.start, func(b record.Batch) {
-			if next, err := addEpoch(epochs, EpochStart{b.LeaderEpoch(), max(b.BaseOffset(), v.start)}); err == nil {
+			if next, err := addEpoch(epochs, EpochStart{b.LeaderEpoch(), b.BaseOffset()}); err == nil {
 				epochs = next
 			}
 		}); err != nil {

@@ -201,8 +201,7 @@ func (l *Log) OffsetForTime(ts int64) (t TimedOffset, found bool, err error) {
 				continue
 			}
 			r := l.reader(v, i)
-			from := max(r.base+id.Offset(floorTime(times, ts)), v.start)
-			if t, found, err := r.firstWith(from, func(batch, rec int64) bool { return batch >= ts && rec >= ts }); found || err != nil {
+			if t, found, err := r.firstWith(r.base+id.Offset(floorTime(times, ts)), v.start, func(batch, rec int64) bool { return batch >= ts && rec >= ts }); found || err != nil {
 				return t, found, err
 			}
 		}
@@ -227,7 +226,7 @@ func (l *Log) OffsetOfMaxTimestamp() (t TimedOffset, found bool, err error) {
 			return t, false, nil
 		}
 		r := l.reader(v, at)
-		return r.firstWith(max(best.maxTSOffset, v.start), func(_, rec int64) bool { return rec >= best.maxTS })
+		return r.firstWith(best.maxTSOffset, v.start, func(_, rec int64) bool { return rec >= best.maxTS })
 	})
 }
 
@@ -259,9 +258,11 @@ func (l *Log) segmentTimes(v *view, i int) (maxTimestamp, []timeEntry, error) {
 	return s.maxTimestamp, times, err
 }
 
-// firstWith finds the first record from an offset on that match likes, by the batch's largest timestamp and the record's.
-func (r *segmentReader) firstWith(from id.Offset, match func(batch, rec int64) bool) (TimedOffset, bool, error) {
+// firstWith finds the first record that match likes, by the batch's largest timestamp and the record's, in the batches from the one
+// that holds from, and not below start.
+func (r *segmentReader) firstWith(from, start id.Offset, match func(batch, rec int64) bool) (TimedOffset, bool, error) {
 	codecs := record.NewCodecs(0)
+	from = max(from, start)
 	for {
 		var largest int64
 		pos, size, found, err := seek(r.log, r.floor(int64(from-r.base)), r.size, func(b record.Batch) bool {
@@ -295,7 +296,7 @@ func (r *segmentReader) firstWith(from id.Offset, match func(batch, rec int64) b
 			if !more {
 				break
 			}
-			if rec.Offset >= from && match(largest, rec.Timestamp) {
+			if rec.Offset >= start && match(largest, rec.Timestamp) {
 				return TimedOffset{Offset: rec.Offset, Timestamp: rec.Timestamp}, true, nil
 			}
 		}

@@ -56,8 +56,9 @@ func (l *Log) cut(v *view, offset id.Offset) (id.Offset, error) {
 		return 0, err
 	}
 	next.epochs = cutEpochs(v.epochs, next.end)
+	next.start = min(v.start, next.end) // lower only if the log start lay within a batch that goes
 	recovery := min(l.writer.recoveryPoint, next.active.base)
-	if err := l.writeCheckpoint(checkpoint{start: v.start, recovery: recovery}); err != nil {
+	if err := l.writeCheckpoint(checkpoint{start: next.start, recovery: recovery}); err != nil {
 		return 0, err
 	}
 	// Readers leave what goes before it goes.
@@ -281,6 +282,11 @@ func (l *Log) SetLogStart(offset id.Offset) error {
 	}
 	if offset > v.end {
 		return fmt.Errorf("%w: log start %d above the log end %d", ErrOffsetOutOfRange, offset, v.end)
+	}
+	if offset > l.SyncedEnd() { // a durable log start above a log end that a crash could take back would empty the log
+		if _, err := l.Sync(); err != nil {
+			return err
+		}
 	}
 	if err := l.writeCheckpoint(checkpoint{start: offset, recovery: l.writer.recoveryPoint}); err != nil {
 		return err
