@@ -47,7 +47,7 @@ func (m *fakeMeta) Propose(ctx context.Context, cmd *statepb.Command) (*statepb.
 		return nil, err
 	}
 	m.index++
-	a := m.st.Apply(m.index, 1, data)
+	a := m.st.Apply(m.index, id.Term(max(cmd.Term, 1)), data)
 	m.view.Store(a.View)
 	return a.Settled[0].Result, nil
 }
@@ -198,6 +198,15 @@ func (f *fakePartitions) Fetch(ctx context.Context, req *FetchRequest) []FetchRe
 		out, size, failed := make([]FetchResult, len(req.Items)), 0, false
 		for i := range req.Items {
 			out[i] = f.read(&req.Items[i], req.MaxBytes-size, size == 0)
+			if req.Version < 4 && out[i].Code == 0 {
+				down, err := record.NewCodecs(0).DownConvert(nil, out[i].Records, record.DownRules{
+					Magic: int8(req.Version / 2), From: req.Items[i].Offset, MaxBytes: req.Items[i].MaxBytes, AtLeastOne: req.Version == 3,
+				})
+				if err != nil {
+					panic(err)
+				}
+				out[i].Records = down.Set
+			}
 			size += len(out[i].Records)
 			failed = failed || out[i].Code != 0
 		}
@@ -353,4 +362,14 @@ func start(t testing.TB, change func(*Config)) *fixture {
 		}
 	})
 	return f
+}
+
+// command makes broker b the controller of the next term.
+func command(b int32) *statepb.Command {
+	return &statepb.Command{Term: 2, Body: &statepb.Command_TermStarted{TermStarted: &statepb.TermStarted{Broker: b}}}
+}
+
+func fence(v *state.View, b id.BrokerID) *statepb.Command {
+	row, _ := v.Broker(b)
+	return &statepb.Command{Term: 1, Body: &statepb.Command_FenceBroker{FenceBroker: &statepb.FenceBroker{Broker: int32(b), Epoch: uint64(row.Epoch), Reason: "test"}}}
 }

@@ -78,7 +78,7 @@ func (r *frameReader) next(ctx context.Context) (frame, error) {
 	}
 	if size > limit {
 		f.body = r.peek(size - headSize)
-		return f, refuse("frame size", "a frame of %d bytes; at most %d are accepted for this request (socket.request.max.bytes)", size, limit)
+		return f, refuse("frame size", "a frame of %d bytes; at most %d are accepted for this request", size, limit)
 	}
 	err = r.body(ctx, &f, size-headSize)
 	return f, err

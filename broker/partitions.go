@@ -57,19 +57,20 @@ type Appending interface {
 type Fetcher struct {
 	Conn     uint64 // unique in this process
 	ClientID string
-	Host     string
+	Address  string // host:port
 }
 
 // FetchRequest is a Fetch of any version.
 type FetchRequest struct {
+	// Version is the request's: it decides the format of the records, which codecs they may have (zstd from 10 on), and whether a
+	// first batch over the limits comes whole (from 3 on, KIP-74).
+	Version       int16
 	From          Fetcher
 	MaxWait       time.Duration
 	MinBytes      int
-	MaxBytes      int // over all items; the first batch of the first item that has any comes whole in any case (KIP-74)
+	MaxBytes      int // over all items
 	ReadCommitted bool
-	// AnyCodec says that the client may be sent zstd (Fetch v10), or that the records are converted for it.
-	AnyCodec bool
-	Items    []FetchItem
+	Items         []FetchItem
 }
 
 // FetchItem is one partition of a Fetch.
@@ -87,7 +88,7 @@ type FetchResult struct {
 	HighWatermark id.Offset // the marks are -1 with an error
 	LastStable    id.Offset
 	LogStart      id.Offset
-	Records       []byte // whole batches of magic 2; the first may begin below the offset
+	Records       []byte // as the version wants them
 	Aborted       []AbortedTxn
 }
 
