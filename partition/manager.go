@@ -1,0 +1,298 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/internal/lease"
+	"github.com/barnabas-mq/barnabas/internal/vfs"
+	"github.com/barnabas-mq/barnabas/partition/log"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
+)
+
+// Manager is all replicas of this broker. Its calls may be made from any goroutine, before Run too (they find no partition
+// then) and after (ErrNotLeader).
+type Manager struct {
+	cfg     Config
+	deps    Deps
+	log     *slog.Logger
+	commits *commitTick
+	clients clients
+
+	current atomic.Pointer[state.View] // the newest view handed over
+	work    workQueue
+
+	mu       sync.RWMutex
+	replicas map[id.TopicPartition]*replica
+	fetchers map[id.BrokerID]*fetcher
+	unknown  []UnknownDirectory
+	stopped  bool
+
+	// ctx is Run's, for goroutines that calls and fetches start; set under mu, as is wg's last Add.
+	ctx context.Context
+	wg  sync.WaitGroup
+}
+
+// New makes a Manager that does nothing until Run.
+func New(cfg Config, deps Deps) (*Manager, error) {
+	cfg, deps = cfg.withDefaults(), deps.withDefaults()
+	if err := errors.Join(cfg.validate(), deps.validate()); err != nil {
+		return nil, fmt.Errorf("partition: %w", err)
+	}
+	return &Manager{
+		cfg: cfg, deps: deps, log: deps.Logger, commits: newCommitTick(), work: newWorkQueue(),
+		replicas: map[id.TopicPartition]*replica{}, fetchers: map[id.BrokerID]*fetcher{},
+	}, nil
+}
+
+// Run opens what the metadata gives to this broker and serves it until ctx ends; then it closes the logs cleanly and returns when
+// every goroutine has ended. Calls that wait are answered ErrNotLeader. An error: the data directory cannot be used.
+func (m *Manager) Run(ctx context.Context) error {
+	if err := m.prepareDir(); err != nil {
+		return fmt.Errorf("partition: data directory %s: %w", m.cfg.Dir, err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	m.mu.Lock()
+	m.ctx = ctx
+	m.mu.Unlock()
+	m.Reset(m.deps.Views.View())
+	m.spawn(m.reconcile)
+	m.spawn(func(ctx context.Context) { m.commits.run(ctx, m.cfg.Workers) })
+	m.spawn(m.housekeep)
+	<-ctx.Done()
+	m.mu.Lock()
+	m.stopped = true
+	m.mu.Unlock()
+	m.closeRoles()
+	m.wg.Wait()
+	m.closeLogs()
+	return nil
+}
+
+// spawn runs fn on a goroutine that Run waits for; not at all before Run or after its end.
+func (m *Manager) spawn(fn func(context.Context)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.stopped || m.ctx == nil {
+		return
+	}
+	ctx := m.ctx
+	m.wg.Go(func() { fn(ctx) })
+}
+
+// closeRoles answers whoever waits.
+func (m *Manager) closeRoles() {
+	for _, r := range m.all() {
+		r.appendMu.Lock()
+		r.mu.Lock()
+		r.leaveRoleLocked(fmt.Errorf("%w: %w", ErrNotLeader, ErrStopped))
+		r.s.role = gone
+		r.mu.Unlock()
+		r.appendMu.Unlock()
+	}
+}
+
+func (m *Manager) closeLogs() {
+	inParallel(m.all(), m.cfg.Workers, func(r *replica) {
+		r.appendMu.Lock()
+		defer r.appendMu.Unlock()
+		if r.s.log == nil {
+			return
+		}
+		if err := r.s.log.Close(); err != nil {
+			r.logger.Error("log not closed cleanly", slog.Any("error", err))
+		}
+	})
+}
+
+func (m *Manager) all() []*replica {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	out := make([]*replica, 0, len(m.replicas))
+	for _, r := range m.replicas {
+		out = append(out, r)
+	}
+	return out
+}
+
+// view is the newest view that was handed over; never nil after Run began.
+func (m *Manager) view() *state.View {
+	if v := m.current.Load(); v != nil {
+		return v
+	}
+	return m.deps.Views.View()
+}
+
+// find returns the replica or nil.
+func (m *Manager) find(tp id.TopicPartition) *replica {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.replicas[tp]
+}
+
+// replica finds the replica of a partition, or says which error a client is to see.
+func (m *Manager) replica(topic string, partition int32) (*replica, error) {
+	if r := m.find(id.TopicPartition{Topic: topic, Partition: partition}); r != nil {
+		return r, nil
+	}
+	if _, ok := m.view().Partition(topic, partition); ok {
+		return nil, fmt.Errorf("%w: %s-%d has no open replica here", ErrNotLeader, topic, partition)
+	}
+	return nil, fmt.Errorf("%w: %s-%d", ErrUnknownTopicOrPartition, topic, partition)
+}
+
+// ApplyChanges takes in one applied Raft entry: the view after it and its changes. The node calls it synchronously, entry by
+// entry, in order, before it calls itself applied: from its return on, nothing is answered by an older leader epoch. It touches
+// no disk and waits for none.
+func (m *Manager) ApplyChanges(v *state.View, changes []state.Change) {
+	m.current.Store(v)
+	for i := range changes {
+		c := &changes[i]
+		switch c.Kind {
+		case state.TopicDeleted:
+			m.work.delete(c.Topic, c.TopicID)
+			m.fenceTopic(c.Topic, c.TopicID)
+		case state.TopicCreated, state.TopicGrown:
+			m.work.topic(c.Topic)
+		case state.PartitionChanged:
+			tp := id.TopicPartition{Topic: c.Topic, Partition: c.Partition}
+			m.fence(v, tp, c.TopicID)
+			m.work.partition(tp)
+		case state.ConfigCreated, state.ConfigData, state.ConfigDeleted:
+			if c.Type == "topics" {
+				m.work.config(c.Name)
+			}
+		case state.BrokerRegistered, state.BrokerFenced:
+			m.work.broker(c.Broker)
+		}
+	}
+	m.work.wake()
+}
+
+// Reset takes in a whole view, of which no changes are known: at the start, and after a snapshot was restored.
+func (m *Manager) Reset(v *state.View) {
+	m.current.Store(v)
+	for _, r := range m.all() {
+		m.fence(v, r.tp, r.topicID)
+	}
+	m.work.everything()
+	m.work.wake()
+}
+
+// SelfChanged says that Self returns something new, after a registration.
+func (m *Manager) SelfChanged() {
+	m.work.everything()
+	m.work.wake()
+}
+
+// fence hands a replica its newest row, so that what it answers by an older one stops now; the role follows later.
+func (m *Manager) fence(v *state.View, tp id.TopicPartition, topic id.TopicID) {
+	r := m.find(tp)
+	if r == nil || r.topicID != topic {
+		return
+	}
+	if row, ok := v.Partition(tp.Topic, tp.Partition); ok {
+		if t, ok := v.Topic(tp.Topic); ok && t.ID == topic {
+			r.row.Store(row)
+			return
+		}
+	}
+	r.row.Store(deletedRow)
+}
+
+// deletedRow is the row of a partition that has none.
+var deletedRow = &state.Partition{Leader: id.NoBroker, LeaderEpoch: 1<<31 - 1, Epoch: 1<<31 - 1}
+
+func (m *Manager) fenceTopic(topic string, tid id.TopicID) {
+	for _, r := range m.all() {
+		if r.tp.Topic == topic && r.topicID == tid {
+			r.row.Store(deletedRow)
+		}
+	}
+}
+
+// ProvenDead says that an incarnation of a broker surely runs no more (its port refuses connections, it said goodbye): leaders
+// need not wait for its leases. Proofs that the metadata holds are noticed without it.
+func (m *Manager) ProvenDead(b id.BrokerID, epoch id.BrokerEpoch) {
+	now := m.deps.Clock.Boot()
+	for _, r := range m.all() {
+		r.mu.Lock()
+		if r.s.role == leading {
+			r.s.lead.right.Dead(lease.Member{Broker: b, Epoch: epoch}, now)
+			if m.brokerEpoch(b) <= epoch {
+				r.s.lead.right.Gone(b)
+			}
+			r.s.hwWatch.wake()
+		}
+		r.mu.Unlock()
+	}
+}
+
+// WaitsFor returns the brokers that new leaders here wait for before they answer: proof of their death (ProvenDead) ends it.
+func (m *Manager) WaitsFor() []id.BrokerID {
+	seen := map[id.BrokerID]bool{}
+	var out []id.BrokerID
+	now := m.deps.Clock.Boot()
+	for _, r := range m.all() {
+		r.mu.Lock()
+		if r.s.role == leading && r.s.lead.right.ServesFrom() > now {
+			for _, b := range r.s.lead.right.Waits() {
+				if !seen[b] {
+					seen[b] = true
+					out = append(out, b)
+				}
+			}
+		}
+		r.mu.Unlock()
+	}
+	return out
+}
+
+// housekeep shrinks ISRs, opens failed replicas again, forgets idle producers, and notices a new incarnation.
+func (m *Manager) housekeep(ctx context.Context) {
+	every := min(max(m.cfg.ReplicaLagMax/4, 20*time.Millisecond), time.Second, max(m.cfg.RetryFailed/2, 20*time.Millisecond))
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	_, epoch := m.deps.Self()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if _, e := m.deps.Self(); e != epoch {
+			epoch = e
+			m.SelfChanged()
+		}
+		now := m.deps.Clock.Boot()
+		for _, r := range m.all() {
+			r.mu.Lock()
+			r.considerISRLocked(now)
+			retry := r.s.role == failed && now >= r.s.retryAt
+			r.mu.Unlock()
+			if retry {
+				m.work.partition(r.tp)
+				m.work.wake()
+			}
+		}
+	}
+}
+
+// prepareDir makes the data directory and ends interrupted deletions.
+func (m *Manager) prepareDir() error {
+	if err := vfs.EnsureDir(m.deps.FS, m.cfg.Dir); err != nil {
+		return err
+	}
+	ended, err := log.FinishDeletes(m.deps.FS, m.cfg.Dir)
+	for _, name := range ended {
+		m.log.Info("ended an interrupted deletion", slog.String("directory", name))
+	}
+	return err
+}
