@@ -82,7 +82,7 @@ func (c *conn) authenticate(r request) {
 		}
 	case "world", "ip":
 	default:
-		c.s.cfg.Log.Warn("zookeeper: an authentication scheme is not known", "scheme", req.Scheme, "remote", c.nc.RemoteAddr())
+		c.warn("an authentication scheme is not known", "scheme", req.Scheme)
 		c.reply(r.Xid, jute.AuthFailed)
 		c.mu.Lock()
 		c.finishLocked()

@@ -59,10 +59,11 @@ type Write struct {
 
 // Result is what became of a write. With a Code the other fields but Index mean nothing.
 type Result struct {
-	Code  jute.Code
-	Path  string      // of a created node
-	Stat  *ztree.Stat // of the node written; nil: as the tree shows it
-	Index id.Index
+	Code   jute.Code
+	Path   string      // of a created node
+	Stat   *ztree.Stat // of the node written; nil: as the tree shows it
+	Index  id.Index
+	Reason string // of a refusal that is worth a log line
 }
 
 // ErrSessionGone means that a session does not exist, or its password differs.

@@ -32,7 +32,11 @@ type conn struct {
 	timeout time.Duration
 
 	heard atomic.Int64 // boot time, ns, of the last frame
-	auth  []jute.ACL   // ids proven by auth requests; only drain touches it
+
+	// Only drain touches these.
+	auth  []jute.ACL    // ids proven by auth requests
+	quiet time.Duration // no log line before
+	muted int           // log lines left out since the last
 
 	// Guarded by watches.mu.
 	armed [2]map[string]struct{}

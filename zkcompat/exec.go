@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/barnabas-mq/barnabas/zkcompat/jute"
 	"github.com/barnabas-mq/barnabas/zkcompat/ztree"
@@ -25,16 +26,30 @@ func (c *conn) execute(r request) {
 	case jute.OpClose:
 		c.closeSession(r)
 	default:
-		c.s.cfg.Log.Warn("zookeeper: a client asked for an operation that is not served", "op", r.Op,
-			"remote", c.nc.RemoteAddr(), "session", c.sessionName())
+		c.warn("a client asked for an operation that is not served", "op", r.Op)
 		c.reply(r.Xid, jute.Unimplemented)
 	}
 }
 
+// warn logs about this client, once a second at most: one that repeats itself for ever must not fill the disk. Only drain
+// calls it.
+func (c *conn) warn(what string, args ...any) {
+	now := c.s.cfg.Clock.Boot()
+	if c.quiet > now {
+		c.muted++
+		return
+	}
+	args = append(args, "remote", c.nc.RemoteAddr(), "session", c.sessionName())
+	if c.muted > 0 {
+		args = append(args, "muted", c.muted)
+	}
+	c.quiet, c.muted = now+time.Second, 0
+	c.s.cfg.Log.Warn("zookeeper: "+what, args...)
+}
+
 // malformed answers a request whose body could not be read, as ZooKeeper does.
 func (c *conn) malformed(r request, err error) {
-	c.s.cfg.Log.Warn("zookeeper: a request could not be read", "op", r.Op, "bytes", len(r.body), "err", err,
-		"remote", c.nc.RemoteAddr(), "session", c.sessionName())
+	c.warn("a request could not be read", "op", r.Op, "bytes", len(r.body), "err", err)
 	c.reply(r.Xid, jute.MarshallingError)
 }
 
@@ -116,7 +131,7 @@ func (c *conn) arm(t Tree, tab table, path string, absent bool) {
 	}
 	n := c.s.watches.arm(tab, path, watch{c: c, zxid: int64(t.Zxid()), absent: absent})
 	if n > c.s.cfg.MaxWatches {
-		c.s.cfg.Log.Warn("zookeeper: too many watches on one connection", "remote", c.nc.RemoteAddr(), "max", c.s.cfg.MaxWatches)
+		c.s.cfg.Log.Warn("zookeeper: too many watches on one connection, closing", "remote", c.nc.RemoteAddr(), "max", c.s.cfg.MaxWatches)
 		c.kill(fmt.Sprintf("it armed more than %d watches", c.s.cfg.MaxWatches))
 	}
 }
@@ -162,6 +177,9 @@ func (c *conn) write(r request) {
 	if !c.settled(r, res, err) {
 		return
 	}
+	if res.Reason != "" {
+		c.warn("a write was refused", "op", r.Op, "path", w.Path, "code", res.Code, "reason", res.Reason)
+	}
 	c.replyWith(func(t Tree) (int32, jute.Code) {
 		if res.Stat == nil && res.Code == jute.OK && (r.Op == jute.OpSetData || r.Op == jute.OpSetACL) {
 			n, ok := t.Node(w.Path, c.observer())
@@ -193,8 +211,7 @@ func (c *conn) settled(r request, res Result, err error) bool {
 	case c.ctx.Err() != nil:
 		return false
 	case err != nil:
-		c.s.cfg.Log.Warn("zookeeper: the outcome of a request is unknown, closing", "op", r.Op, "err", err,
-			"remote", c.nc.RemoteAddr(), "session", c.sessionName())
+		c.warn("the outcome of a request is unknown, closing", "op", r.Op, "err", err)
 		c.kill("the outcome of its request is unknown")
 		return false
 	case res.Code == jute.SessionMoved, res.Code == jute.SessionExpired:

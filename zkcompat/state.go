@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,7 +38,6 @@ type StateConfig struct {
 	Coordinator Coordinator // nil: claims are proposed like other writes
 	// Broker returns this broker's id as it is registered now: sessions tell where their connection is.
 	Broker func() id.BrokerID
-	Log    *slog.Logger // default: slog.Default
 }
 
 // StateBackend serves the metadata state. The node must call Applied and Reset for every entry; see there.
@@ -61,9 +59,6 @@ var _ Backend = (*StateBackend)(nil)
 func NewStateBackend(cfg StateConfig) (*StateBackend, error) {
 	if cfg.Proposer == nil || cfg.Views == nil {
 		return nil, errors.New("zkcompat: StateConfig.Proposer and Views are required")
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.Default()
 	}
 	if cfg.Broker == nil {
 		cfg.Broker = func() id.BrokerID { return id.NoBroker }
@@ -212,7 +207,7 @@ func (b *StateBackend) Write(ctx context.Context, c Caller, w Write) (Result, er
 				continue
 			}
 		}
-		return b.result(c, w, plan, r), nil
+		return result(plan, r), nil
 	}
 	return Result{}, fmt.Errorf("zkcompat: %s changes too fast to be written", w.Path)
 }
@@ -232,16 +227,24 @@ func (b *StateBackend) carryOut(ctx context.Context, c Caller, plan ztree.Plan) 
 }
 
 func planned(w Write) ztree.Write {
-	op := map[jute.Op]ztree.Op{jute.OpCreate: ztree.OpCreate, jute.OpDelete: ztree.OpDelete, jute.OpSetData: ztree.OpSetData,
-		jute.OpSetACL: ztree.OpSetACL}[w.Op]
-	out := ztree.Write{Op: op, Path: w.Path, Data: w.Data, Version: w.Version, Ephemeral: w.Ephemeral, Sequential: w.Sequential}
+	out := ztree.Write{Path: w.Path, Data: w.Data, Version: w.Version, Ephemeral: w.Ephemeral, Sequential: w.Sequential}
+	switch w.Op {
+	case jute.OpCreate:
+		out.Op = ztree.OpCreate
+	case jute.OpDelete:
+		out.Op = ztree.OpDelete
+	case jute.OpSetData:
+		out.Op = ztree.OpSetData
+	default:
+		out.Op = ztree.OpSetACL
+	}
 	for _, a := range w.ACL {
 		out.ACL = append(out.ACL, ztree.ACL(a))
 	}
 	return out
 }
 
-func (b *StateBackend) result(c Caller, w Write, plan ztree.Plan, r *statepb.Result) Result {
+func result(plan ztree.Plan, r *statepb.Result) Result {
 	res := Result{Code: codeOf(r.Code), Index: id.Index(r.Index), Path: r.Path}
 	if r.Code == plan.Known {
 		res.Code = jute.OK
@@ -254,9 +257,8 @@ func (b *StateBackend) result(c Caller, w Write, plan ztree.Plan, r *statepb.Res
 		res.Stat = &ztree.Stat{Czxid: r.Stat.Czxid, Mzxid: r.Stat.Mzxid, Pzxid: r.Stat.Pzxid, Ctime: r.Stat.Ctime,
 			Mtime: r.Stat.Mtime, Version: r.Stat.Version, Cversion: r.Stat.Cversion, Aversion: r.Stat.Aversion,
 			EphemeralOwner: r.Stat.EphemeralOwner, DataLength: r.Stat.DataLength, NumChildren: r.Stat.NumChildren}
-	case res.Code == jute.NoAuth, res.Code == jute.BadArguments:
-		b.cfg.Log.Warn("zookeeper: a write was refused", "path", w.Path, "session", fmt.Sprintf("0x%x", uint64(c.Session)),
-			"code", res.Code, "reason", r.Text)
+	case res.Code == jute.NoAuth, res.Code == jute.BadArguments, res.Code == jute.SystemError:
+		res.Reason = r.Text
 	}
 	return res
 }
