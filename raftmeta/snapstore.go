@@ -1,6 +1,7 @@
 package raftmeta
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"encoding/binary"
@@ -17,6 +18,7 @@ import (
 	"sync/atomic"
 
 	"github.com/hashicorp/raft"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/barnabas-mq/barnabas/internal/vfs"
 )
@@ -57,6 +59,40 @@ type snapHeader struct {
 
 // describeFunc reads level and cluster id from the front of a body.
 type describeFunc func(body io.Reader) (level uint32, cluster string, err error)
+
+// describeState reads level and cluster id from the header of a state snapshot (see state.Snapshot: magic line, then a
+// length-prefixed message with 2 level, 3 cluster id).
+func describeState(body io.Reader) (level uint32, cluster string, err error) {
+	r := bufio.NewReader(body)
+	if _, err := r.ReadSlice('\n'); err != nil {
+		return 0, "", fmt.Errorf("raftmeta: snapshot body has no header: %w", err)
+	}
+	n, err := binary.ReadUvarint(r)
+	if err != nil || n > snapBlock {
+		return 0, "", fmt.Errorf("raftmeta: snapshot body has a header of %d bytes: %w", n, err)
+	}
+	b := make([]byte, n)
+	if _, err := io.ReadFull(r, b); err != nil {
+		return 0, "", fmt.Errorf("raftmeta: snapshot body's header is cut short: %w", err)
+	}
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeField(b)
+		if n < 0 {
+			return 0, "", fmt.Errorf("raftmeta: snapshot body's header: %w", protowire.ParseError(n))
+		}
+		_, _, tag := protowire.ConsumeTag(b)
+		switch {
+		case num == 2 && typ == protowire.VarintType:
+			v, _ := protowire.ConsumeVarint(b[tag:])
+			level = uint32(v)
+		case num == 3 && typ == protowire.BytesType:
+			v, _ := protowire.ConsumeBytes(b[tag:])
+			cluster = string(v)
+		}
+		b = b[n:]
+	}
+	return level, cluster, nil
+}
 
 // snapStore keeps raft's snapshots as files <index>-<term>.snap, the newest two of them. A file appears under its name
 // only whole and synced; a crash leaves at most a .tmp, which the next open removes.

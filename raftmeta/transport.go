@@ -70,16 +70,19 @@ func (l *trackedLayer) Dial(a raft.ServerAddress, d time.Duration) (net.Conn, er
 
 // Close implements net.Listener.
 func (l *trackedLayer) Close() error {
-	err := l.StreamLayer.Close()
 	l.mu.Lock()
+	again := l.closed
 	l.closed = true
 	conns := l.conns
 	l.conns = map[*trackedConn]struct{}{}
 	l.mu.Unlock()
 	for c := range conns {
-		err = errors.Join(err, c.Conn.Close())
+		_ = c.Conn.Close() // the peer may have closed it first
 	}
-	return err
+	if again {
+		return nil
+	}
+	return l.StreamLayer.Close()
 }
 
 // transport is raft's network, alive from Start to Stop. Each raft instance sees a port of it: raft closes the port with

@@ -1,0 +1,204 @@
+package raftmeta
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+const (
+	queueMaxBytes = 8 << 20          // commands waiting for an entry; beyond it submitters wait
+	enqueueLimit  = 2 * time.Second  // how long an entry may wait for raft's main loop
+	maxClockStep  = 20 * time.Second // a leader that slept longer adds no more than this
+)
+
+// chunk is what goes into one entry together: some commands of one lane, or one command without a lane.
+type chunk struct {
+	data  []byte // elements of Entry.commands
+	count int
+	reply chan chunkResult // nil for lanes, whose results come from the local state
+}
+
+type chunkResult struct {
+	res *statepb.Result
+	err error
+}
+
+// combiner makes entries of what waits on the leader, one in flight at a time. It runs on every node; on a follower it
+// refuses what reaches it.
+type combiner struct {
+	apply  func(data []byte) (outcome, error)
+	pushed func(outcome)
+	clock  func() (boot time.Duration, wall time.Time)
+	term   func() uint64 // of this node's leadership, 0 when it is not the leader
+
+	wake chan struct{}
+
+	mu    sync.Mutex
+	queue []chunk
+	bytes int
+	room  chan struct{} // closed and replaced when the queue was drained
+
+	stampTerm uint64 // combiner goroutine only
+	stampBoot time.Duration
+}
+
+func newCombiner() *combiner {
+	return &combiner{wake: make(chan struct{}, 1), room: make(chan struct{})}
+}
+
+// submit queues a chunk. It waits for room; an error means that nothing was queued.
+func (c *combiner) submit(ctx context.Context, stopped <-chan struct{}, k chunk) error {
+	for {
+		c.mu.Lock()
+		if c.bytes == 0 || c.bytes+len(k.data) <= queueMaxBytes {
+			c.queue = append(c.queue, k)
+			c.bytes += len(k.data)
+			c.mu.Unlock()
+			select {
+			case c.wake <- struct{}{}:
+			default:
+			}
+			return nil
+		}
+		room := c.room
+		c.mu.Unlock()
+		select {
+		case <-room:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-stopped:
+			return ErrStopped
+		}
+	}
+}
+
+// take removes the chunks of the next entry.
+func (c *combiner) take() (ks []chunk, size int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for n < len(c.queue) && (n == 0 || size+len(c.queue[n].data) <= entryTarget) {
+		size += len(c.queue[n].data)
+		n++
+	}
+	ks = c.queue[:n:n]
+	c.queue = c.queue[n:]
+	if len(c.queue) == 0 {
+		c.queue = nil
+	}
+	c.bytes -= size
+	if n > 0 {
+		close(c.room)
+		c.room = make(chan struct{})
+	}
+	return ks, size
+}
+
+// run makes entries until stop; tick is how often an idle leader moves the clock.
+func (c *combiner) run(stop <-chan struct{}, tick time.Duration) {
+	t := time.NewTicker(tick)
+	defer t.Stop()
+	busy := false
+	for {
+		ks, size := c.take()
+		if len(ks) == 0 {
+			select {
+			case <-c.wake:
+				continue
+			case <-t.C:
+				if busy || c.term() == 0 {
+					busy = false
+					continue
+				}
+				ks = []chunk{{data: tickChunk, count: 1}}
+				size = len(tickChunk)
+			case <-stop:
+				c.refuse(ErrStopped)
+				return
+			}
+		} else {
+			busy = true
+		}
+		c.propose(ks, size)
+	}
+}
+
+var tickChunk = appendCommand(nil, mustMarshal(&statepb.Command{
+	Version: 1, Body: &statepb.Command_Tick{Tick: &statepb.Tick{}},
+}), 0)
+
+func (c *combiner) refuse(err error) {
+	for {
+		ks, _ := c.take()
+		if len(ks) == 0 {
+			return
+		}
+		answer(ks, outcome{}, err)
+	}
+}
+
+func answer(ks []chunk, o outcome, err error) {
+	at := 0
+	for _, k := range ks {
+		if k.reply != nil {
+			r := chunkResult{err: err}
+			if err == nil {
+				r.res = o.settled[at].Result
+			}
+			k.reply <- r // buffered
+		}
+		at += k.count
+	}
+}
+
+func (c *combiner) propose(ks []chunk, size int) {
+	term := c.term()
+	if term == 0 {
+		answer(ks, outcome{}, ErrNotLeader)
+		return
+	}
+	boot, wall := c.clock()
+	step := time.Duration(0)
+	if c.stampTerm == term {
+		step = min(max(boot-c.stampBoot, 0), maxClockStep).Truncate(time.Millisecond)
+	}
+	b := make([]byte, 0, size+32)
+	b = appendUint(b, fieldClockStep, uint64(step.Milliseconds()))
+	b = appendUint(b, fieldWall, uint64(wall.UnixMilli()))
+	for _, k := range ks {
+		b = append(b, k.data...)
+	}
+	o, err := c.apply(b)
+	if err == nil {
+		// The step counts only once it is in the log; what was lost with a failed entry is added by the next one.
+		if c.stampTerm == term {
+			c.stampBoot += step
+		} else {
+			c.stampTerm, c.stampBoot = term, boot
+		}
+		if o.term != term { // leadership came back in a later term while this one waited
+			c.stampTerm = 0
+		}
+		c.pushed(o)
+	}
+	answer(ks, o, proposalError(err))
+}
+
+// proposalError says whether a failed entry may still come true.
+func proposalError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrLeadershipTransferInProgress), errors.Is(err, raft.ErrEnqueueTimeout):
+		return fmt.Errorf("%w: %w", ErrNotLeader, err)
+	default:
+		return fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+}

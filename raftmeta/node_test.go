@@ -1,0 +1,195 @@
+package raftmeta
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+func TestProposeEverywhere(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	c.bootstrapState()
+	var wg sync.WaitGroup
+	for _, n := range c.up() {
+		c.register(n)
+		for k := range 4 {
+			wg.Go(func() {
+				for i := range 25 {
+					path := fmt.Sprintf("/%s-%d-%d", n.id, k, i)
+					r, err := n.Propose(c.ctx(), createZnode(path, false))
+					if err != nil || r.Code != statepb.Code_OK {
+						t.Errorf("%s: %v %v", path, r, err)
+						return
+					}
+					if _, ok := n.View().Znode(path); !ok {
+						t.Errorf("%s is not in the local view after its reply", path)
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	c.converge()
+}
+
+// Subscribers have an entry's events before the view shows it, in order, without holes; after a restart from disk the
+// state is the same.
+func TestSubscribeOrderAndRestart(t *testing.T) {
+	c := newCluster(t, 1, nil)
+	c.bootstrapState()
+	n := c.leader()
+	var before atomic.Int64
+	var last id.Index
+	v, cancel := n.Subscribe(func(u Update) {
+		if n.View().Index() >= u.View.Index() {
+			before.Add(1)
+		}
+		if u.View.Index() <= last {
+			t.Errorf("entry %d after %d", u.View.Index(), last)
+		}
+		last = u.View.Index()
+	})
+	last = v.Index()
+	c.register(n)
+	for i := range 50 {
+		_, err := n.Propose(c.ctx(), createZnode(fmt.Sprintf("/a%d", i), false))
+		must(t, err)
+	}
+	cancel()
+	if before.Load() > 0 {
+		t.Errorf("%d views were visible before their events", before.Load())
+	}
+	if last != n.View().Index() {
+		t.Errorf("told up to %d of %d", last, n.View().Index())
+	}
+	index, hash := n.Hash()
+	c.stop(n.id)
+	n = c.start(n.id, nil)
+	must(t, n.WaitIndex(c.ctx(), index))
+	if i, h := n.Hash(); i != index || h != hash {
+		t.Errorf("after the restart %x at %d, want %x at %d", h, i, hash, index)
+	}
+}
+
+func TestMindRunsAfterBarrier(t *testing.T) {
+	var running, terms atomic.Int64
+	c := newCluster(t, 3, nil)
+	c.stopAll()
+	started := make(chan id.Term, 16)
+	mind := func(ctx context.Context, term id.Term) {
+		if running.Add(1) > 1 {
+			t.Error("two minds at once")
+		}
+		terms.Add(1)
+		started <- term
+		<-ctx.Done()
+		running.Add(-1)
+	}
+	c.beforeStart = func(n *Node) { n.RunMind("test", mind) }
+	for _, x := range c.ids {
+		c.start(x, nil)
+	}
+	c.bootstrapState()
+	first := <-started
+	l := c.leader()
+	c.register(l)
+	if _, err := l.ProposeInTerm(c.ctx(), first, createZnode("/mind", false)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.ProposeInTerm(c.ctx(), first+1, createZnode("/mind2", false)); !errors.Is(err, ErrNotLeader) {
+		t.Fatalf("another term: %v", err)
+	}
+	if _, err := c.follower().ProposeInTerm(c.ctx(), first, createZnode("/mind3", false)); !errors.Is(err, ErrNotLeader) {
+		t.Fatalf("a follower: %v", err)
+	}
+	must(t, l.TransferLeadership(c.ctx()))
+	second := <-started
+	if second <= first {
+		t.Fatalf("term %d after %d", second, first)
+	}
+	n := c.leader()
+	if _, ok := n.View().Znode("/mind"); !ok {
+		t.Error("the second mind runs without the first one's commands")
+	}
+	if _, err := l.ProposeInTerm(c.ctx(), first, createZnode("/late", false)); !errors.Is(err, ErrNotLeader) {
+		t.Errorf("the old mind proposes: %v", err)
+	}
+	c.converge()
+}
+
+func TestLaneEndsWithFencing(t *testing.T) {
+	c := newCluster(t, 1, nil)
+	c.bootstrapState()
+	n := c.leader()
+	short, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := n.Propose(short, createZnode("/early", false)); !errors.Is(err, ErrNoLane) {
+		t.Fatalf("before the lane: %v", err)
+	}
+	c.register(n)
+	ended := n.LaneEnded()
+	var b *state.Broker
+	n.View().Brokers(func(x *state.Broker) bool { b = x; return true })
+	_, err := n.ProposeRaw(c.ctx(), &statepb.Command{Level: 1, Body: &statepb.Command_FenceBroker{FenceBroker: &statepb.FenceBroker{
+		Broker: int32(b.ID), Epoch: uint64(b.Epoch), Reason: "test"}}})
+	must(t, err)
+	<-ended
+	if _, err := n.Propose(c.ctx(), createZnode("/late", false)); !errors.Is(err, ErrLaneEnded) {
+		t.Fatalf("after fencing: %v", err)
+	}
+	c.register(n)
+	if _, err := n.Propose(c.ctx(), createZnode("/again", false)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCancelIsUnknown(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	c.bootstrapState()
+	f := c.follower()
+	c.register(f)
+	c.m.isolate(f.id, c.ids)
+	ctx, cancel := context.WithCancel(context.Background())
+	got := make(chan error, 1)
+	go func() { _, err := f.Propose(ctx, createZnode("/kept", false)); got <- err }()
+	f.mu.Lock()
+	l := f.lane
+	f.mu.Unlock()
+	eventually(t, "it waits", func() bool { return !l.idle() })
+	cancel()
+	if err := <-got; !errors.Is(err, ErrUnknown) || !errors.Is(err, context.Canceled) {
+		t.Fatalf("cancelled: %v", err)
+	}
+	c.m.heal() // numbers have no holes, so it still comes true, before the next one
+	if _, err := f.Propose(c.ctx(), createZnode("/next", false)); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := f.View().Znode("/kept"); !ok {
+		t.Error("the next command overtook it")
+	}
+}
+
+func TestProve(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	l := c.leader()
+	p, err := l.Prove(c.ctx())
+	must(t, err)
+	if uint64(p.Term) != l.leaderTerm() {
+		t.Fatalf("proof of term %d", p.Term)
+	}
+	if _, err := c.follower().Prove(c.ctx()); !errors.Is(err, ErrNotLeader) {
+		t.Fatalf("a follower proves: %v", err)
+	}
+	// Non-voters do not count.
+	c.m.isolate(l.id, c.ids)
+	if _, err := l.Prove(c.ctx()); err == nil {
+		t.Fatal("a leader without its quorum proves")
+	}
+}

@@ -1,0 +1,292 @@
+package raftmeta
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+const (
+	forwardTimeout = 2 * time.Second
+	forwardPause   = 20 * time.Millisecond
+)
+
+// StartLane begins the lane of this incarnation; epoch is the broker epoch of its registration (Result.Epoch of
+// RegisterBroker). An earlier lane ends. Proposals made before wait for it.
+func (n *Node) StartLane(epoch id.BrokerEpoch) error {
+	n.mu.Lock()
+	if n.ended || !n.started {
+		n.mu.Unlock()
+		return ErrStopped
+	}
+	old := n.lane
+	l := newLane(uint64(epoch), 0)
+	n.lane = l
+	close(n.laneSet)
+	n.laneSet = make(chan struct{})
+	n.wg.Go(func() { n.runLane(l) })
+	n.mu.Unlock()
+	if old != nil {
+		old.finish(fmt.Errorf("%w: %w", ErrUnknown, ErrLaneEnded))
+	}
+	return nil
+}
+
+// LaneEnded is closed when the present lane's incarnation has been fenced; nil before the first StartLane.
+func (n *Node) LaneEnded() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.lane == nil {
+		return nil
+	}
+	return n.lane.ended
+}
+
+// Propose takes one command through this node's lane into the log and returns what it came to, once it is applied here.
+// A refusal is a Result with a Code, not an error. Errors: ErrUnknown when ctx ends first (the command may still be
+// applied), ErrLaneEnded, ErrNoLane, ErrTooLarge, ErrStopped. Version, lane, seq and seen are set by the lane; c is not
+// written to.
+func (n *Node) Propose(ctx context.Context, c *statepb.Command) (*statepb.Result, error) {
+	l, err := n.currentLane(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return l.propose(ctx, n.stopped, c)
+}
+
+func (n *Node) currentLane(ctx context.Context) (*lane, error) {
+	for {
+		n.mu.Lock()
+		l, set := n.lane, n.laneSet
+		n.mu.Unlock()
+		if l != nil {
+			return l, nil
+		}
+		select {
+		case <-set:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", ErrNoLane, ctx.Err())
+		case <-n.stopped:
+			return nil, ErrStopped
+		}
+	}
+}
+
+// ProposeInTerm proposes a mind's command: on the leader of that term only, never forwarded. Errors: ErrNotLeader when it
+// was not and will not be applied, ErrUnknown otherwise; and ErrTooLarge, ErrStopped.
+func (n *Node) ProposeInTerm(ctx context.Context, term id.Term, c *statepb.Command) (*statepb.Result, error) {
+	if n.leaderTerm() != uint64(term) {
+		return nil, ErrNotLeader
+	}
+	raw, err := encodeCommand(c)
+	if err != nil {
+		return nil, err
+	}
+	r, err := n.proposeHere(ctx, appendUint(raw, fieldTerm, uint64(term)))
+	if err == nil && r.Code == statepb.Code_STALE_TERM {
+		return nil, ErrNotLeader
+	}
+	return r, err
+}
+
+// proposeHere puts one encoded command without a lane into an entry of this leader.
+func (n *Node) proposeHere(ctx context.Context, raw []byte) (*statepb.Result, error) {
+	k := chunk{data: appendCommand(nil, raw, 0), count: 1, reply: make(chan chunkResult, 1)}
+	if err := n.comb.submit(ctx, n.stopped, k); err != nil {
+		return nil, fmt.Errorf("raftmeta: not proposed: %w", err)
+	}
+	select {
+	case r := <-k.reply:
+		return r.res, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%w: %w", ErrUnknown, ctx.Err())
+	case <-n.stopped:
+		return nil, fmt.Errorf("%w: the node is stopping", ErrUnknown)
+	}
+}
+
+// ProposeRaw proposes a command that has no lane, through whoever leads, again and again until it is known to be applied:
+// only for commands that Apply recognises when repeated (RegisterBroker by its nonce, Bootstrap, FenceBroker by epoch).
+// It returns after local apply. Errors: ErrUnknown when ctx ends first, ErrTooLarge, ErrStopped.
+func (n *Node) ProposeRaw(ctx context.Context, c *statepb.Command) (*statepb.Result, error) {
+	raw, err := encodeCommand(c)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		lead, change := n.leaderChange()
+		var pause <-chan time.Time
+		if lead.ID != "" {
+			r, err := n.rawTo(ctx, lead, raw)
+			if err == nil {
+				if err := n.WaitIndex(ctx, id.Index(r.Index)); err != nil {
+					return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
+				}
+				return r, nil
+			}
+			if errors.Is(err, ErrStopped) || errors.Is(err, errBadRequest) {
+				return nil, err
+			}
+			pause = time.After(forwardPause)
+		}
+		select {
+		case <-change:
+		case <-pause:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", ErrUnknown, ctx.Err())
+		case <-n.stopped:
+			return nil, fmt.Errorf("%w: the node is stopping", ErrUnknown)
+		}
+	}
+}
+
+func (n *Node) rawTo(ctx context.Context, lead Leader, raw []byte) (*statepb.Result, error) {
+	if lead.ID == n.cfg.ID {
+		return n.proposeHere(ctx, raw)
+	}
+	cctx, cancel := context.WithTimeout(ctx, forwardTimeout)
+	defer cancel()
+	b, err := n.cfg.Peers.Call(cctx, lead.ID, MethodRaw, raw)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(b) == 0 || b[0] != answerTaken:
+		return nil, ErrNotLeader
+	}
+	r := new(statepb.Result)
+	if err := proto.Unmarshal(b[1:], r); err != nil {
+		return nil, fmt.Errorf("raftmeta: answer of %s: %w", lead.ID, err)
+	}
+	return r, nil
+}
+
+func (n *Node) handleRaw(ctx context.Context, _ id.DirectoryID, p []byte) ([]byte, error) {
+	if n.leaderTerm() == 0 {
+		return []byte{answerNotLeader}, nil
+	}
+	if len(p) > entryMax {
+		return nil, ErrTooLarge
+	}
+	if err := checkCommand(p, 0, 0); err != nil {
+		return nil, err
+	}
+	r, err := n.proposeHere(ctx, p)
+	if errors.Is(err, ErrNotLeader) {
+		return []byte{answerNotLeader}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return append([]byte{answerTaken}, mustMarshal(r)...), nil
+}
+
+// runLane sends the lane's commands to whoever leads, in order, one batch under way at a time, and again when the leader
+// has changed, numbers are missing or nothing was heard of them.
+func (n *Node) runLane(l *lane) {
+	heard := time.NewTicker(n.cfg.ResendAfter)
+	defer heard.Stop()
+	var last Leader
+	var before uint64
+	stuck := false
+	for {
+		lead, change := n.leaderChange()
+		if lead.ID != "" && lead != last {
+			if last.ID != "" {
+				l.rewind()
+			}
+			last = lead
+		}
+		var wake <-chan struct{} = l.wake
+		var pause <-chan time.Time
+		if lead.ID == "" {
+			wake = nil
+		} else if b := l.batch(); len(b.chunk) > 0 {
+			err := n.forward(lead, b)
+			if err == nil {
+				l.accepted(b)
+				continue
+			}
+			n.cfg.Logger.Debug("commands not taken", "leader", lead.ID, "lane", l.id, "first", b.first, "err", err)
+			l.rewind()
+			wake, pause = nil, time.After(forwardPause)
+		}
+		select {
+		case <-wake:
+		case <-pause:
+		case <-change:
+		case <-heard.C:
+			seen := l.progress()
+			if stuck && seen == before && !l.idle() {
+				l.rewind()
+			}
+			stuck, before = !l.idle(), seen
+		case <-l.ended:
+			return
+		case <-n.stopped:
+			return
+		}
+	}
+}
+
+func (n *Node) forward(lead Leader, b batch) error {
+	ctx, cancel := context.WithTimeout(n.ctx, forwardTimeout)
+	defer cancel()
+	if lead.ID == n.cfg.ID {
+		if n.leaderTerm() == 0 {
+			return ErrNotLeader
+		}
+		return n.comb.submit(ctx, n.stopped, chunk{data: b.chunk, count: int(b.last - b.first + 1)})
+	}
+	r, err := n.cfg.Peers.Call(ctx, lead.ID, MethodForward, encodeBatch(b))
+	if err != nil {
+		return err
+	}
+	if len(r) != 1 || r[0] != answerTaken {
+		return ErrNotLeader
+	}
+	return nil
+}
+
+func (n *Node) handleForward(ctx context.Context, _ id.DirectoryID, p []byte) ([]byte, error) {
+	if n.leaderTerm() == 0 {
+		return []byte{answerNotLeader}, nil
+	}
+	b, err := decodeBatch(p)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.comb.submit(ctx, n.stopped, chunk{data: b.chunk, count: int(b.last - b.first + 1)}); err != nil {
+		return nil, err
+	}
+	return []byte{answerTaken}, nil
+}
+
+// applyEntry is the combiner's way into raft.
+func (n *Node) applyEntry(data []byte) (outcome, error) {
+	f := n.inst.Load().r.Apply(data, enqueueLimit)
+	if err := f.Error(); err != nil {
+		return outcome{}, err
+	}
+	return f.Response().(outcome), nil
+}
+
+func (n *Node) pushCommit(o outcome) {
+	conf := n.inst.Load().r.GetConfiguration()
+	if conf.Error() != nil {
+		return
+	}
+	var followers []raft.Server
+	for _, s := range conf.Configuration().Servers {
+		if s.ID != raft.ServerID(n.cfg.ID) {
+			followers = append(followers, s)
+		}
+	}
+	n.pusher.push(target{o.index, o.term}, followers)
+}

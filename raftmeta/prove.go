@@ -1,0 +1,194 @@
+package raftmeta
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+)
+
+// proveTimeout bounds one round; a caller waits for at most two.
+const proveTimeout = 500 * time.Millisecond
+
+// Proof says that at some moment after Prove was called no later term than Term had a leader.
+type Proof struct {
+	Term id.Term
+	// SinceOlder is the shortest time since a voter of the quorum last confirmed an *earlier* term, by the voter's boot clock:
+	// no lease given by an earlier leader can have been proven later than that. A voter that was started since counts
+	// from its start.
+	SinceOlder time.Duration
+}
+
+// voterMemory is what a voter remembers of the proofs it took part in.
+type voterMemory struct {
+	mu    sync.Mutex
+	since time.Duration // boot clock at this node's start
+	term  uint64        // last term confirmed
+	at    time.Duration // when
+	older time.Duration // when a term before that was last confirmed; 0: not since the start
+}
+
+// confirm records that term was confirmed at now, and returns the time since an earlier term was.
+func (v *voterMemory) confirm(term uint64, now time.Duration) time.Duration {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if term > v.term {
+		if v.term != 0 {
+			v.older = v.at
+		}
+		v.term = term
+	}
+	v.at = max(v.at, now)
+	return max(now-max(v.older, v.since), 0)
+}
+
+// prover runs proof rounds, one at a time; all who wait when a round begins share it.
+type prover struct {
+	mu   sync.Mutex
+	next *round
+	wake chan struct{}
+}
+
+type round struct {
+	done  chan struct{}
+	proof Proof
+	err   error
+}
+
+func (p *prover) wakeChan() chan struct{} {
+	if p.wake == nil {
+		p.wake = make(chan struct{}, 1)
+	}
+	return p.wake
+}
+
+// join returns the round that begins next.
+func (p *prover) join() *round {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.next == nil {
+		p.next = &round{done: make(chan struct{})}
+	}
+	select {
+	case p.wakeChan() <- struct{}{}:
+	default:
+	}
+	return p.next
+}
+
+func (p *prover) run(n *Node) {
+	p.mu.Lock()
+	wake := p.wakeChan()
+	p.mu.Unlock()
+	for {
+		select {
+		case <-wake:
+		case <-n.stopped:
+			return
+		}
+		p.mu.Lock()
+		r := p.next
+		p.next = nil
+		p.mu.Unlock()
+		if r != nil {
+			r.proof, r.err = n.proveOnce()
+			close(r.done)
+		}
+	}
+}
+
+// Prove asks the voters, this node among them, whether their term is still the one in which this node leads. The round
+// begins after the call and is shared by all who wait. It is what raft's VerifyLeader is not: that one counts non-voters.
+// Errors: ErrNotLeader, ErrNoProof, ErrStopped, ctx's.
+func (n *Node) Prove(ctx context.Context) (Proof, error) {
+	r := n.prover.join()
+	select {
+	case <-r.done:
+		return r.proof, r.err
+	case <-ctx.Done():
+		return Proof{}, fmt.Errorf("raftmeta: proof of leadership: %w", ctx.Err())
+	case <-n.stopped:
+		return Proof{}, ErrStopped
+	}
+}
+
+type vote struct {
+	since time.Duration
+	err   error
+}
+
+func (n *Node) proveOnce() (Proof, error) {
+	term := n.leaderTerm()
+	if term == 0 {
+		return Proof{}, ErrNotLeader
+	}
+	f := n.inst.Load().r.GetConfiguration()
+	if err := f.Error(); err != nil {
+		return Proof{}, fmt.Errorf("%w: %w", ErrNoProof, err)
+	}
+	ctx, cancel := context.WithTimeout(n.ctx, proveTimeout)
+	defer cancel()
+	req := binary.BigEndian.AppendUint64(nil, term)
+	votes := make(chan vote, len(f.Configuration().Servers))
+	voters := 0
+	for _, s := range f.Configuration().Servers {
+		if s.Suffrage != raft.Voter {
+			continue
+		}
+		voters++
+		n.wg.Go(func() { votes <- n.askVoter(ctx, id.DirectoryID(s.ID), req) })
+	}
+	p := Proof{Term: id.Term(term), SinceOlder: 1<<63 - 1}
+	yes, lost := 0, error(nil)
+	for range voters {
+		v := <-votes
+		if v.err != nil {
+			lost = errors.Join(lost, v.err)
+			continue
+		}
+		p.SinceOlder = min(p.SinceOlder, v.since)
+		if yes++; yes > voters/2 {
+			if n.leaderTerm() != term {
+				return Proof{}, ErrNotLeader
+			}
+			return p, nil
+		}
+	}
+	return Proof{}, fmt.Errorf("%w: %d of %d voters: %w", ErrNoProof, yes, voters, lost)
+}
+
+func (n *Node) askVoter(ctx context.Context, to id.DirectoryID, req []byte) vote {
+	var b []byte
+	var err error
+	if to == n.cfg.ID {
+		b, err = n.handleProve(ctx, to, req)
+	} else {
+		b, err = n.cfg.Peers.Call(ctx, to, MethodProve, req)
+	}
+	switch {
+	case err != nil:
+		return vote{err: err}
+	case len(b) != 8:
+		return vote{err: fmt.Errorf("raftmeta: %s is not in this term", to)}
+	}
+	return vote{since: time.Duration(binary.BigEndian.Uint64(b))}
+}
+
+// handleProve confirms a term that is still this voter's: 8 bytes of nanoseconds, or nothing when it is not.
+func (n *Node) handleProve(_ context.Context, _ id.DirectoryID, p []byte) ([]byte, error) {
+	if len(p) != 8 {
+		return nil, fmt.Errorf("%w: proof of %d bytes", errBadRequest, len(p))
+	}
+	i := n.inst.Load()
+	term := binary.BigEndian.Uint64(p)
+	if i == nil || term == 0 || i.r.CurrentTerm() != term {
+		return nil, nil
+	}
+	return binary.BigEndian.AppendUint64(nil, uint64(n.voter.confirm(term, n.cfg.Clock.Boot()))), nil
+}

@@ -1,0 +1,155 @@
+package raftmeta
+
+import (
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+const pushRetryFirst = 500 * time.Microsecond
+
+// pushTries is how often a refused push is sent again before it is left to raft's CommitTimeout.
+const pushTries = 4
+
+// target is an entry known to be committed, with the term that it carries.
+type target struct{ index, term uint64 }
+
+// pusher tells followers of a commit at once; they would learn it with the next entry or after CommitTimeout.
+//
+// The message is an AppendEntries without entries, of our own id and address, with Term = PrevLogTerm = the term that the
+// entry itself carries and PrevLogEntry = LeaderCommitIndex = its index. Only an entry that this node proposed and that
+// was applied here is ever pushed, so the term's leader was this node and the message is one that raft itself could
+// have sent; lateness, repetition and disorder are harmless. LeaderCommitIndex is never above PrevLogEntry: raft
+// commits up to its last index and would apply an uncommitted tail. The answer serves only the retry; raft never sees it.
+type pusher struct {
+	send func(to raft.Server, t target) (raft.AppendEntriesResponse, error)
+	stop chan struct{}
+	wg   sync.WaitGroup
+
+	mu    sync.Mutex
+	loops map[raft.ServerID]*pushLoop
+}
+
+type pushLoop struct {
+	to   raft.Server
+	want target
+	wake chan struct{} // 1
+	quit chan struct{}
+}
+
+func newPusher(send func(raft.Server, target) (raft.AppendEntriesResponse, error)) *pusher {
+	return &pusher{send: send, stop: make(chan struct{}), loops: map[raft.ServerID]*pushLoop{}}
+}
+
+// push offers t to each follower: at most one message to each is outstanding, always the newest.
+func (p *pusher) push(t target, followers []raft.Server) {
+	if t.index == 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.stop:
+		return
+	default:
+	}
+	for _, f := range followers {
+		l := p.loops[f.ID]
+		if l == nil {
+			l = &pushLoop{wake: make(chan struct{}, 1), quit: make(chan struct{})}
+			p.loops[f.ID] = l
+			p.wg.Add(1)
+			go p.run(l)
+		}
+		l.to = f
+		if t.index > l.want.index || t.term > l.want.term {
+			l.want = t
+		}
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
+	}
+	if len(p.loops) > len(followers) {
+		p.forget(followers)
+	}
+}
+
+// forget ends the loops of servers that have left the configuration.
+func (p *pusher) forget(followers []raft.Server) {
+	keep := map[raft.ServerID]bool{}
+	for _, f := range followers {
+		keep[f.ID] = true
+	}
+	for id, l := range p.loops {
+		if !keep[id] {
+			close(l.quit)
+			delete(p.loops, id)
+		}
+	}
+}
+
+func (p *pusher) newest(l *pushLoop) (raft.Server, target) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return l.to, l.want
+}
+
+func (p *pusher) run(l *pushLoop) {
+	defer p.wg.Done()
+	var last target
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
+	for {
+		select {
+		case <-l.wake:
+		case <-l.quit:
+			return
+		case <-p.stop:
+			return
+		}
+		for try := 0; ; {
+			to, t := p.newest(l)
+			if t == last {
+				break
+			}
+			r, err := p.send(to, t)
+			if err == nil && !r.Success && r.Term == t.term && try < pushTries {
+				retry.Reset(pushRetryFirst << try) // it overtook its entry
+				try++
+				select {
+				case <-retry.C:
+					continue
+				case <-l.quit:
+					return
+				case <-p.stop:
+					return
+				}
+			}
+			last, try = t, 0
+		}
+	}
+}
+
+func (p *pusher) close() {
+	p.mu.Lock()
+	select {
+	case <-p.stop:
+	default:
+		close(p.stop)
+	}
+	p.mu.Unlock()
+	p.wg.Wait()
+}
+
+// sendPush sends one push through the transport.
+func (t *transport) sendPush(to raft.Server, what target) (r raft.AppendEntriesResponse, err error) {
+	addr := []byte(t.net.LocalAddr())
+	err = t.net.AppendEntries(to.ID, to.Address, &raft.AppendEntriesRequest{
+		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(t.id), Addr: addr},
+		Term:      what.term, Leader: addr,
+		PrevLogEntry: what.index, PrevLogTerm: what.term, LeaderCommitIndex: what.index,
+	}, &r)
+	return r, err
+}
