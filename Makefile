@@ -26,7 +26,7 @@ run: build ## start a three-node cluster on this machine (Kafka 9092-9094, ZooKe
 
 demo: build ## feed the Go sources through old consumers while a broker is killed, and count what was lost
 	@if command -v java >/dev/null && command -v mvn >/dev/null; then tools/fetch.sh kafka-0.8.2.2 classes; fi
-	$(GO) run ./tools/demo -bin $(BIN) -tools $(TOOLS)
+	$(GO) run ./cli/demo -bin $(BIN) -tools $(TOOLS)
 
 tools: ## fetch what the tests need and no Go module brings (Kafka and ZooKeeper jars, kcat, ...)
 	@tools/fetch.sh
