@@ -51,7 +51,7 @@ func newFold(t testing.TB, brokers int) *fold {
 	for n := range brokers {
 		must(&statepb.Command{Body: &statepb.Command_RegisterBroker{RegisterBroker: &statepb.RegisterBroker{
 			DirectoryId: fmt.Sprintf("dir%d", n+1), Nonce: "n", WantedId: int32(n + 1), MinLevel: 1, MaxLevel: 1,
-			Endpoints: []*statepb.Endpoint{{Listener: "PLAINTEXT", Host: "127.0.0.1", Port: int32(9092 + n)}}}}})
+			Endpoints: []*statepb.Endpoint{{Listener: "PLAINTEXT", Host: "127.0.0.1", Port: int32(1 + n)}}}}})
 	}
 	must(&statepb.Command{Body: &statepb.Command_TermStarted{TermStarted: &statepb.TermStarted{Broker: 1}}})
 	return f

@@ -1,0 +1,97 @@
+package zkcompat_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+	"github.com/barnabas-mq/barnabas/zkcompat"
+	"github.com/barnabas-mq/barnabas/zkcompat/jute"
+)
+
+// holder is a coordinator that holds claims of names in hold until it is told to let them go.
+type holder struct {
+	n         *foldNode
+	hold      string
+	arrived   chan string
+	letGo     chan struct{}
+	cancelled atomic.Int32
+}
+
+func (h *holder) Do(ctx context.Context, c *statepb.Command) (*statepb.Result, error) {
+	claim := c.GetClaimOwner()
+	h.arrived <- claim.GetName()
+	if claim.GetName() == h.hold {
+		select {
+		case <-h.letGo:
+		case <-ctx.Done():
+			h.cancelled.Add(1)
+			return nil, ctx.Err()
+		}
+	}
+	return h.n.Propose(ctx, c)
+}
+
+// A claim that the coordinator holds keeps only its own session waiting, and a hold ends with its session.
+func TestHeldClaims(t *testing.T) {
+	f := newFold(t, 1)
+	n := f.node(t, 0)
+	h := &holder{n: n, hold: "0", arrived: make(chan string, 8), letGo: make(chan struct{})}
+	b, err := zkcompat.NewStateBackend(zkcompat.StateConfig{Proposer: n, Views: n, Coordinator: h})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.b = b
+	_, addr := serve(t, b, nil)
+	a, c := session(t, addr), session(t, addr)
+	for _, p := range []string{"/consumers/g", "/consumers/g/owners", "/consumers/g/owners/t"} {
+		a.create(p, "", 0)
+	}
+	held := a.send(jute.OpCreate, createReq("/consumers/g/owners/t/0", []byte("a"), jute.FlagEphemeral))
+	behind := a.send(jute.OpGetChildren, &jute.PathWatch{Path: "/consumers/g/owners/t"})
+	if got := <-h.arrived; got != "0" {
+		t.Fatal(got)
+	}
+	c.create("/consumers/g/owners/t/1", "c", jute.FlagEphemeral)
+	if got := <-h.arrived; got != "1" {
+		t.Fatal(got)
+	}
+	a.sendXid(jute.XidPing, jute.OpPing, nil)
+	if m := a.next(); m.Xid != jute.XidPing {
+		t.Fatal(m)
+	}
+	h.letGo <- struct{}{}
+	for _, xid := range []int32{held, behind} {
+		if m := a.next(); m.Xid != xid || m.Err != jute.OK {
+			t.Fatal(m)
+		}
+	}
+	if m, _ := c.call(jute.OpCreate, createReq("/consumers/g/owners/t/1", []byte("c"), jute.FlagEphemeral)); m.Err != jute.NodeExists {
+		t.Fatal(m)
+	}
+	<-h.arrived
+	a.must(jute.OpDelete, &jute.PathVersion{Path: "/consumers/g/owners/t/0", Version: -1})
+
+	// The hold's session expires: the claim is cancelled, the connection closed, and nothing was claimed.
+	a.send(jute.OpCreate, createReq("/consumers/g/owners/t/0", []byte("a"), jute.FlagEphemeral))
+	<-h.arrived
+	s, _ := n.View().Session(id.SessionID(a.resp.SessionID))
+	f.apply(&statepb.Command{Body: &statepb.Command_CloseSession{CloseSession: &statepb.CloseSession{
+		Session: a.resp.SessionID, AttachEpoch: s.AttachEpoch}}})
+	if closed, got := a.closed(20e9); !closed || len(got) > 0 {
+		t.Fatal(closed, got)
+	}
+	if m, _ := c.call(jute.OpExists, &jute.PathWatch{Path: "/consumers/g/owners/t/0"}); m.Err != jute.NoNode {
+		t.Fatal(m)
+	}
+	// And so it is when its connection breaks.
+	a = session(t, addr)
+	a.send(jute.OpCreate, createReq("/consumers/g/owners/t/0", []byte("a"), jute.FlagEphemeral))
+	<-h.arrived
+	_ = a.nc.Close()
+	for h.cancelled.Load() < 2 {
+		c.must(jute.OpExists, &jute.PathWatch{Path: "/"})
+	}
+}
