@@ -6,15 +6,21 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"go.uber.org/goleak"
+
+	"github.com/barnabas-mq/barnabas/internal/testtool"
+	"github.com/barnabas-mq/barnabas/internal/testtool/reference"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -230,6 +236,138 @@ func TestThousands(t *testing.T) {
 	for in, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -1234: "-1,234"} {
 		if got := thousands(in); got != want {
 			t.Errorf("%d: %s", in, got)
+		}
+	}
+}
+
+// A simple consumer follows the leader when it moves, without a gap and without reading anything again.
+func TestConsumerFollowsTheLeader(t *testing.T) {
+	c, err := kfake.NewCluster(kfake.NumBrokers(3), kfake.SeedTopics(1, "t"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	b := strings.Join(c.ListenAddrs(), ",")
+	const moves, each = 6, 50
+	out := newWaiter()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	root := New(Streams{In: strings.NewReader(""), Out: out, Err: os.Stderr}, "")
+	root.SetArgs([]string{"consume", "-b", b, "-t", "t", "-p", "0", "--offset", "0", "-n", fmt.Sprint(moves * each)})
+	done := make(chan error, 1)
+	go func() { done <- root.ExecuteContext(ctx) }()
+	want := ""
+	for m := range moves {
+		if err := c.MoveTopicPartition("t", 0, int32(m%3)); err != nil {
+			t.Fatal(err)
+		}
+		var lines strings.Builder
+		for n := range each {
+			fmt.Fprintf(&lines, "line %d\n", m*each+n)
+		}
+		ok(t, lines.String(), "produce", "-b", b, "-t", "t")
+		want += lines.String()
+		out.waitFor(t, len(want))
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); got != want {
+		t.Errorf("got %d bytes, want %d", len(got), len(want))
+	}
+}
+
+// waiter is a buffer that tells when it has grown to a length.
+type waiter struct {
+	mu   sync.Mutex
+	b    bytes.Buffer
+	grew chan struct{}
+}
+
+func newWaiter() *waiter { return &waiter{grew: make(chan struct{}, 1)} }
+
+func (w *waiter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	select {
+	case w.grew <- struct{}{}:
+	default:
+	}
+	return w.b.Write(p)
+}
+
+func (w *waiter) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.b.String()
+}
+
+func (w *waiter) waitFor(t *testing.T, n int) {
+	t.Helper()
+	for len(w.String()) < n {
+		select {
+		case <-w.grew:
+		case <-time.After(time.Minute):
+			t.Fatalf("%d of %d bytes came", len(w.String()), n)
+		}
+	}
+}
+
+func TestClusterInit(t *testing.T) {
+	answers := map[string]http.HandlerFunc{
+		"good": func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"clusterId":"abc"}`) },
+		"refuses": func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "it has begun already", http.StatusConflict)
+		},
+		"stranger": func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") },
+	}
+	for name, h := range answers {
+		mux := http.NewServeMux()
+		mux.Handle("POST /cluster/init", h)
+		srv := httptest.NewServer(mux)
+		r := run(t, "", "cluster", "init", "--admin", srv.Listener.Addr().String())
+		srv.Close()
+		switch name {
+		case "good":
+			if r.failure != nil || r.out != "cluster abc has begun\n" {
+				t.Errorf("%+v", r)
+			}
+		case "refuses":
+			if r.failure == nil || !strings.Contains(r.failure.Error(), "it has begun already") {
+				t.Errorf("%+v", r)
+			}
+		default:
+			if r.failure == nil || !strings.Contains(r.failure.Error(), "is it the admin port?") {
+				t.Errorf("%+v", r)
+			}
+		}
+	}
+}
+
+// The zk verbs and the group consumer against a real ZooKeeper and a real Kafka.
+func TestZooKeeperVerbs(t *testing.T) {
+	zk := reference.ZooKeeper(t)
+	kafka := reference.Kafka(t, testtool.Kafka111, zk.Addr+"/k")
+	if got := ok(t, "", "zk", "ls", "-z", zk.Addr+"/k", "/brokers"); got != "ids\nseqid\ntopics\n" {
+		t.Error(got)
+	}
+	if got := ok(t, "", "zk", "ls", "-R", "-z", zk.Addr, "/k/brokers"); !strings.Contains(got, "/k/brokers/ids/0\n") {
+		t.Error(got)
+	}
+	if got := ok(t, "", "zk", "get", "-z", zk.Addr+"/k", "/brokers/ids/0"); !strings.Contains(got, `"port":`) {
+		t.Error(got)
+	}
+	if got := ok(t, "", "zk", "stat", "-z", zk.Addr, "/k/brokers/ids/0"); !strings.Contains(got, "numChildren     0") {
+		t.Error(got)
+	}
+	if r := run(t, "", "zk", "get", "-z", zk.Addr, "/none"); r.failure == nil || !strings.Contains(r.failure.Error(), "/none: zk: node does not exist") {
+		t.Errorf("%+v", r)
+	}
+	ok(t, "a\nb\nc\n", "produce", "-b", kafka.Addr, "-t", "t")
+	for _, want := range []string{"a\nb\n", "c\n"} { // the second member goes on where the first stopped
+		n := fmt.Sprint(strings.Count(want, "\n"))
+		if got := ok(t, "", "consume", "-z", zk.Addr+"/k", "-g", "g", "-t", "t", "--from-beginning", "-n", n); got != want {
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 }

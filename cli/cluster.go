@@ -1,15 +1,77 @@
 package cli
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
 	"strconv"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/twmb/franz-go/pkg/kadm"
 )
 
 func (a *app) clusterCommand() *cobra.Command {
-	return group("cluster", "Look at the cluster", a.clusterStatus())
+	return group("cluster", "Make a cluster, and look at it", a.clusterInit(), a.clusterStatus())
+}
+
+const initHelp = `Make the first node the first of a new cluster.
+
+The node must run ("barnabas server"), with an empty data directory and without --join. Its id and the ids of its cluster
+and directory are made here, once. Other nodes then join it: "barnabas server --join HOST:7946".`
+
+func (a *app) clusterInit() *cobra.Command {
+	var admin string
+	cmd := &cobra.Command{Use: "init", Short: "Make a running, empty node the first of a new cluster", Long: initHelp, Args: cobra.NoArgs,
+		Example: "  barnabas cluster init\n  barnabas cluster init --admin kafka1:8080",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			id, err := initCluster(cmd.Context(), admin)
+			if err != nil {
+				return err
+			}
+			if a.output == "json" {
+				return a.json(map[string]string{"clusterId": id})
+			}
+			_, err = fmt.Fprintf(a.Out, "cluster %s has begun\n", id)
+			return err
+		}}
+	cmd.Flags().StringVarP(&admin, "admin", "a", "localhost:8080", "admin address of the node")
+	return cmd
+}
+
+// initCluster asks the node over its admin port: POST /cluster/init, answered with {"clusterId": ...}, or with a text that
+// says why not.
+func initCluster(ctx context.Context, admin string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+admin+"/cluster/init", nil)
+	if err != nil {
+		return "", usagef("--admin %q is not host:port", admin)
+	}
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	resp, err := client.Do(req)
+	if err != nil {
+		return "", fmt.Errorf("cluster init: %w", err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if err != nil {
+		return "", fmt.Errorf("cluster init: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("cluster init: the node refuses (%s): %s", resp.Status, strings.TrimSpace(string(body)))
+	}
+	var answer struct {
+		ClusterID string `json:"clusterId"`
+	}
+	if err := json.Unmarshal(body, &answer); err != nil || answer.ClusterID == "" {
+		return "", fmt.Errorf("cluster init: %s does not answer like a barnabas node: is it the admin port?", admin)
+	}
+	return answer.ClusterID, nil
 }
 
 // clusterView is what `cluster status` shows.

@@ -258,7 +258,11 @@ func (a *app) printTopics(views []topicView) error {
 			configs = append(configs, k+"="+val)
 		}
 		sort.Strings(configs)
-		fmt.Fprintf(a.Out, "%s: %d partitions, replication factor %d, id %s\n", v.Name, len(v.Partitions), v.replication(), v.ID)
+		fmt.Fprintf(a.Out, "%s: %d partitions, replication factor %d", v.Name, len(v.Partitions), v.replication())
+		if v.ID != "" {
+			fmt.Fprintf(a.Out, ", id %s", v.ID)
+		}
+		fmt.Fprintln(a.Out)
 		if len(configs) > 0 {
 			fmt.Fprintf(a.Out, "configuration: %s\n", strings.Join(configs, ", "))
 		}
