@@ -28,8 +28,9 @@ type conn struct {
 	cancel context.CancelCauseFunc
 
 	// Set by the handshake, before any other activity.
-	caller  Caller
-	timeout time.Duration
+	caller   Caller
+	timeout  time.Duration
+	attached time.Duration // boot time before the leader took the session; it counts from then
 
 	heard atomic.Int64 // boot time, ns, of the last frame
 
@@ -130,7 +131,7 @@ func (c *conn) receive(body []byte) error {
 		return fmt.Errorf("a request of %d bytes has no whole header: %w", len(body), err)
 	}
 	if h.Op == jute.OpPing {
-		if !c.s.leaderHears(c.timeout) {
+		if !c.s.leaderHears(c) {
 			return errors.New("a ping could not be answered: the leader does not hear from this node")
 		}
 		if c.room() {

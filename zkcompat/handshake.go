@@ -24,6 +24,7 @@ func (c *conn) handshake(body []byte) (ok bool, err error) {
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, c.s.cfg.ConnectTimeout)
 	defer cancel()
+	c.attached = c.s.cfg.Clock.Boot()
 	session, err := c.attach(ctx, &req)
 	if err == nil {
 		err = c.s.awaitIndex(ctx, session.Index)

@@ -334,9 +334,11 @@ func (s *Server) AckTouches(r TouchReport) {
 	}
 }
 
-// leaderHears tells whether the leader acknowledged a report sent within a third of the timeout.
-func (s *Server) leaderHears(timeout time.Duration) bool {
-	return s.cfg.UngatedPings || s.cfg.Clock.Boot()-time.Duration(s.acked.Load()) <= timeout/3
+// leaderHears tells whether the leader acknowledged a report sent within a third of the session's timeout, or took the
+// session itself within it.
+func (s *Server) leaderHears(c *conn) bool {
+	last := max(time.Duration(s.acked.Load()), c.attached)
+	return s.cfg.UngatedPings || s.cfg.Clock.Boot()-last <= c.timeout/3
 }
 
 // sweep closes connections whose sessions the leader may be about to expire without this node knowing, so that their
@@ -353,12 +355,12 @@ func (s *Server) sweep(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		if s.leaderHears(s.cfg.MinTimeout) {
+		if s.cfg.Clock.Boot()-time.Duration(s.acked.Load()) <= s.cfg.MinTimeout/3 {
 			continue
 		}
 		s.gate.RLock()
 		for _, c := range s.bySession {
-			if !s.leaderHears(c.timeout) {
+			if !s.leaderHears(c) {
 				c.kill("the leader has not answered a touch report for a third of the session timeout")
 			}
 		}

@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,6 +40,7 @@ type StateConfig struct {
 	Coordinator Coordinator // nil: claims are proposed like other writes
 	// Broker returns this broker's id as it is registered now: sessions tell where their connection is.
 	Broker func() id.BrokerID
+	Log    *slog.Logger // default: slog.Default
 }
 
 // StateBackend serves the metadata state. The node must call Applied and Reset for every entry; see there.
@@ -59,6 +62,9 @@ var _ Backend = (*StateBackend)(nil)
 func NewStateBackend(cfg StateConfig) (*StateBackend, error) {
 	if cfg.Proposer == nil || cfg.Views == nil {
 		return nil, errors.New("zkcompat: StateConfig.Proposer and Views are required")
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
 	}
 	if cfg.Broker == nil {
 		cfg.Broker = func() id.BrokerID { return id.NoBroker }
@@ -206,10 +212,20 @@ func (b *StateBackend) Write(ctx context.Context, c Caller, w Write) (Result, er
 			if r.Code == statepb.Code_STALE && plan.Moved {
 				continue
 			}
+			b.audit(c, w, r)
 		}
 		return result(plan, r), nil
 	}
 	return Result{}, fmt.Errorf("zkcompat: %s changes too fast to be written", w.Path)
+}
+
+// audit logs what tools change of the cluster itself: nobody else writes it down.
+func (b *StateBackend) audit(c Caller, w Write, r *statepb.Result) {
+	if r.Code == statepb.Code_OK && (strings.HasPrefix(w.Path, "/brokers/") || strings.HasPrefix(w.Path, "/config/") ||
+		strings.HasPrefix(w.Path, "/admin/")) {
+		b.cfg.Log.Info("zookeeper: a client changed the cluster", "op", w.Op, "path", w.Path,
+			"session", fmt.Sprintf("0x%x", uint64(c.Session)))
+	}
 }
 
 func (b *StateBackend) carryOut(ctx context.Context, c Caller, plan ztree.Plan) (*statepb.Result, error) {
