@@ -337,3 +337,5 @@ func (c *testCluster) converge() {
 		}
 	}
 }
+
+func brokerEpoch(r *statepb.Result) id.BrokerEpoch { return id.BrokerEpoch(r.Epoch) }

@@ -33,6 +33,7 @@ type fsm struct {
 	hash atomic.Pointer[hashAt] // with track
 
 	bytes, entries atomic.Int64 // of the log since the last snapshot
+	restores       atomic.Int64
 
 	mu      sync.Mutex // held while subscribers are called and the view changes
 	subs    []*subscription
@@ -124,6 +125,7 @@ func (f *fsm) Restore(r io.ReadCloser) error {
 		return fmt.Errorf("raftmeta: restore: %w", err)
 	}
 	f.st = st
+	f.restores.Add(1)
 	f.bytes.Store(0)
 	f.entries.Store(0)
 	f.publish(Update{View: st.View(), Reset: true})

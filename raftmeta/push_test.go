@@ -1,0 +1,223 @@
+package raftmeta
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// scripted is a follower that answers pushes as told.
+type scripted struct {
+	mu      sync.Mutex
+	got     []target
+	answers []raft.AppendEntriesResponse // the last one repeats
+	gate    chan struct{}                // nil: answers at once
+	sending int
+	most    int
+}
+
+func (s *scripted) send(_ raft.Server, t target) (raft.AppendEntriesResponse, error) {
+	s.mu.Lock()
+	s.got = append(s.got, t)
+	s.sending++
+	s.most = max(s.most, s.sending)
+	a := raft.AppendEntriesResponse{Term: t.term, Success: true}
+	if len(s.answers) > 0 {
+		a = s.answers[0]
+		if len(s.answers) > 1 {
+			s.answers = s.answers[1:]
+		}
+	}
+	gate := s.gate
+	s.mu.Unlock()
+	if gate != nil {
+		<-gate
+	}
+	s.mu.Lock()
+	s.sending--
+	s.mu.Unlock()
+	return a, nil
+}
+
+func (s *scripted) sent() []target {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]target(nil), s.got...)
+}
+
+var oneFollower = []raft.Server{{ID: "F"}}
+
+// One message is outstanding, always the newest, and it is sent again when a newer one waits.
+func TestPushNewestOnly(t *testing.T) {
+	s := &scripted{gate: make(chan struct{})}
+	p := newPusher(s.send)
+	defer p.close()
+	p.push(target{1, 1}, oneFollower)
+	eventually(t, "the first push", func() bool { return len(s.sent()) == 1 })
+	for i := uint64(2); i <= 9; i++ {
+		p.push(target{i, 1}, oneFollower)
+	}
+	p.push(target{3, 1}, oneFollower) // an older one changes nothing
+	close(s.gate)
+	eventually(t, "the newest", func() bool { g := s.sent(); return g[len(g)-1] == target{9, 1} })
+	if g := s.sent(); len(g) != 2 || s.most != 1 {
+		t.Fatalf("sent %v, %d at once", g, s.most)
+	}
+}
+
+// A push that overtook its entry is repeated four times, then left to CommitTimeout; one refused in a later term never.
+func TestPushRefused(t *testing.T) {
+	s := &scripted{answers: []raft.AppendEntriesResponse{{Term: 7}}}
+	p := newPusher(s.send)
+	defer p.close()
+	p.push(target{5, 7}, oneFollower)
+	eventually(t, "five tries", func() bool { return len(s.sent()) == 1+pushTries })
+	s.mu.Lock()
+	s.answers = []raft.AppendEntriesResponse{{Term: 8}}
+	s.mu.Unlock()
+	p.push(target{6, 7}, oneFollower)
+	eventually(t, "the sixth", func() bool { return len(s.sent()) == 2+pushTries })
+	s.mu.Lock()
+	s.answers = nil
+	s.mu.Unlock()
+	p.push(target{7, 7}, oneFollower)
+	eventually(t, "the next", func() bool { return len(s.sent()) == 3+pushTries })
+	if g := s.sent(); g[len(g)-2] != (target{6, 7}) {
+		t.Fatalf("a push refused in a later term was repeated: %v", g)
+	}
+}
+
+func TestPushEndsWithServer(t *testing.T) {
+	s := &scripted{}
+	p := newPusher(s.send)
+	p.push(target{1, 1}, []raft.Server{{ID: "F"}, {ID: "G"}})
+	p.push(target{2, 1}, oneFollower)
+	if len(p.loops) != 1 {
+		t.Fatalf("%d loops", len(p.loops))
+	}
+	p.close()
+	p.push(target{3, 1}, oneFollower) // after the end: nothing
+	if len(p.loops) != 1 {
+		t.Fatal("a loop was started after close")
+	}
+}
+
+// What a real follower makes of pushes that are early, late, repeated, of another term, or over a conflicting tail.
+func TestPushAtFollower(t *testing.T) {
+	conf := servers("F", "D", "L")
+	applied := func(f *lone) (n int) { return len(f.f.copy()) }
+	f := mustLone(t, loneOpts{kind: "heal", dir: t.TempDir(), id: "F", term: 2, seed: entries(conf, span{2, 5, 1}, span{6, 10, 2})})
+	g := newGhost(t, "L", conf)
+	push := func(index, term uint64) raft.AppendEntriesResponse { return g.append(f.addr, term, index, term, index) }
+
+	if r := push(20, 2); r.Success || r.Term != 2 {
+		t.Fatalf("early: %+v", r)
+	}
+	if r := push(8, 3); r.Success { // the entry at 8 is of term 2: a tail that was never committed as such
+		t.Fatalf("over a conflicting tail: %+v", r)
+	}
+	if n := applied(f); n != 0 {
+		t.Fatalf("%d entries applied by refused pushes", n)
+	}
+	if r := g.append(f.addr, 3, 5, 1, 5, span{6, 8, 3}); !r.Success {
+		t.Fatalf("append: %+v", r)
+	}
+	if r := push(8, 3); !r.Success {
+		t.Fatalf("push: %+v", r)
+	}
+	eventually(t, "8 applied", func() bool { return f.f.copy()[8] == data(8, 3) })
+	n := applied(f)
+	for range 3 { // repeated, and an older one
+		if r := push(8, 3); !r.Success {
+			t.Fatalf("repeated: %+v", r)
+		}
+	}
+	if r := push(5, 1); r.Success || r.Term != 3 {
+		t.Fatalf("of a former term: %+v", r)
+	}
+	if applied(f) != n || f.r.CommitIndex() != 8 {
+		t.Fatalf("applied %d, commit %d", applied(f), f.r.CommitIndex())
+	}
+}
+
+// A commit reaches an idle follower by push, long before CommitTimeout would tell it, in most of many tries.
+func TestPushReachesFollowers(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	c.bootstrapState()
+	f := c.follower()
+	c.register(f)
+	fast := 0
+	for range 40 {
+		start := time.Now()
+		if _, err := f.Propose(c.ctx(), createZnode("/p", true)); err != nil {
+			t.Fatal(err)
+		}
+		if time.Since(start) < 25*time.Millisecond {
+			fast++
+		}
+	}
+	if fast < 20 {
+		t.Errorf("only %d of 40 replies on a follower came before half of CommitTimeout", fast)
+	}
+}
+
+// Stock raft's pipeline: after a refused answer nobody reads, and the sender hangs. Ours goes on.
+func TestRefusedPipelineDoesNotBlock(t *testing.T) {
+	follower := newTransport("b", newLayer(t), nil, quiet())
+	leader := newTransport("a", newLayer(t), nil, quiet())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case r := <-follower.net.Consumer():
+				r.Respond(&raft.AppendEntriesResponse{Term: 2}, nil)
+			case <-t.Context().Done():
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		must(t, leader.close())
+		must(t, follower.close())
+		<-done
+	})
+	q := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("a")}, Term: 1, PrevLogEntry: 1, PrevLogTerm: 1}
+	sends := func(p raft.AppendPipeline) bool {
+		defer func() { _ = p.Close() }()
+		if _, err := p.AppendEntries(q, new(raft.AppendEntriesResponse)); err != nil {
+			t.Fatal(err)
+		}
+		<-p.Consumer() // refused: raft's reader returns here
+		ok := make(chan bool, 1)
+		go func() {
+			for range 20 {
+				if _, err := p.AppendEntries(q, new(raft.AppendEntriesResponse)); err != nil {
+					ok <- false
+					return
+				}
+			}
+			ok <- true
+		}()
+		select {
+		case v := <-ok:
+			return v
+		case <-time.After(3 * time.Second):
+			_ = p.Close()
+			return <-ok && false
+		}
+	}
+	raw, err := leader.net.AppendEntriesPipeline("b", follower.net.LocalAddr())
+	must(t, err)
+	if sends(raw) {
+		t.Error("the fault is gone from raft: the buffer may go too")
+	}
+	o := leader.open()
+	ours, err := o.AppendEntriesPipeline("b", follower.net.LocalAddr())
+	must(t, err)
+	if !sends(ours) {
+		t.Error("the buffered pipeline blocks")
+	}
+}
