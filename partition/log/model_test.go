@@ -88,6 +88,7 @@ func (m *model) remembered(pid int64) (out []record.Batch) {
 type machine struct {
 	t     *rapid.T
 	fsys  *vfs.Mem
+	hook  func(vfs.Op) error // asked before each disk operation
 	cfg   Config
 	l     *Log
 	m     model
@@ -105,7 +106,13 @@ func (x *machine) must(err error) {
 
 func (x *machine) reopen() Recovery {
 	x.t.Helper()
-	l, r, err := Open(x.fsys, "data/t-0", x.cfg, now)
+	fsys := vfs.WithFaults(x.fsys, func(op vfs.Op) error {
+		if x.hook != nil {
+			return x.hook(op)
+		}
+		return nil
+	})
+	l, r, err := Open(fsys, "data/t-0", x.cfg, now)
 	x.must(err)
 	x.l = l
 	return r
@@ -320,4 +327,74 @@ func TestAgainstModel(t *testing.T) {
 		x.reopen()
 		t.Repeat(x.actions())
 	})
+}
+
+// TestPowerLossInsideOperations takes the power at a random disk operation within a random action, and looks at what is left: it must
+// be the log before or the log after, cut at most at what was not synced.
+func TestPowerLossInsideOperations(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		x := &machine{t: t, fsys: vfs.NewMem(nil), rng: rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))}
+		x.cfg = Config{SegmentBytes: rapid.Int64Range(300, 2000).Draw(t, "segment"), IndexIntervalBytes: 100}
+		x.reopen()
+		actions := x.actions()
+		for _, name := range []string{"resend", "kill", "crash"} {
+			delete(actions, name)
+		}
+		for name, action := range actions {
+			if name == "" {
+				continue
+			}
+			actions[name] = func(t *rapid.T) {
+				left := rapid.IntRange(0, 12).Draw(t, "powerLossAt")
+				crash := vfs.Crash{Keep: rapid.Float64Range(0, 1).Draw(t, "keep"), Torn: rapid.Bool().Draw(t, "torn")}
+				var after *vfs.Mem
+				x.hook = func(vfs.Op) error {
+					if left--; left == 0 {
+						after = x.fsys.CrashClone(x.rng, crash)
+					}
+					return nil
+				}
+				before, synced := x.m, x.l.SyncedEnd()
+				before.batches = slices.Clone(before.batches)
+				action(t)
+				x.hook = nil
+				if after != nil {
+					x.examine(after, &before, synced)
+				}
+			}
+		}
+		t.Repeat(actions)
+	})
+}
+
+// examine opens what a power loss left within an action that led from the state before to x.m.
+func (x *machine) examine(fsys *vfs.Mem, before *model, synced id.Offset) {
+	x.t.Helper()
+	l, r, err := Open(fsys, "data/t-0", x.cfg, now)
+	x.must(err)
+	if r.LostBelow != 0 || r.Rot || len(r.Damaged) != 0 {
+		x.t.Fatalf("power loss: %+v", r)
+	}
+	anew := x.m.base != before.base
+	if kept := min(synced, x.m.end()); l.LogEnd() < kept && !anew {
+		x.t.Fatalf("power loss: synced to %d, log ends at %d", kept, l.LogEnd())
+	}
+	if start := min(before.start, x.m.start); l.LogStart() < start && !anew {
+		x.t.Fatalf("power loss: log start %d, was %d", l.LogStart(), start)
+	}
+	known := map[id.Offset][]record.Batch{}
+	for _, b := range slices.Concat(before.batches, x.m.batches) {
+		known[b.BaseOffset()] = append(known[b.BaseOffset()], b)
+	}
+	for _, b := range readAll(x.t, l) {
+		if !slices.ContainsFunc(known[b.BaseOffset()], func(k record.Batch) bool { return bytes.Equal(b, k) }) {
+			x.t.Fatalf("power loss: batch at %d was never appended", b.BaseOffset())
+		}
+	}
+	// It must be a working log.
+	end := l.LogEnd()
+	if a, err := l.AppendAsLeader(batch(x.t, 2, 10, "after", nil), x.epoch+1, now); err != nil || a.Base != end {
+		x.t.Fatalf("append after power loss: %+v %v", a, err)
+	}
+	x.must(l.Close())
 }
