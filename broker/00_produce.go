@@ -9,6 +9,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/barnabas-mq/barnabas/partition"
 )
 
 const produceKey = 0
@@ -24,18 +26,18 @@ func (s *Server) produce(_ context.Context, c *call, req *kmsg.ProduceRequest) t
 		acks = -1 // old clients counted replicas; Kafka has since taken it for all
 	}
 	if f := refuseProduce(req); f != nil {
-		results := make([]AppendResult, countPartitions(req))
+		results := make([]partition.AppendResult, countPartitions(req))
 		for i := range results {
-			results[i] = AppendResult{Code: f.code, Text: f.text, BaseOffset: -1, AppendTime: -1, LogStart: -1}
+			results[i] = partition.AppendResult{Err: f, BaseOffset: -1, AppendTime: -1, LogStart: -1}
 		}
 		return turn{run: func(context.Context) kmsg.Response { return produced(c, req, results) }, ready: always}
 	}
-	items := make([]AppendItem, 0, countPartitions(req))
+	items := make([]partition.AppendItem, 0, countPartitions(req))
 	for i := range req.Topics {
 		t := &req.Topics[i]
 		for j := range t.Partitions {
 			p := &t.Partitions[j]
-			items = append(items, AppendItem{Topic: t.Topic, Partition: p.Partition, Records: p.Records, Version: req.Version})
+			items = append(items, partition.AppendItem{Topic: t.Topic, Partition: p.Partition, Records: p.Records, Version: req.Version})
 			p.Records = nil
 		}
 	}
@@ -66,9 +68,9 @@ func countPartitions(req *kmsg.ProduceRequest) int {
 	return n
 }
 
-func produced(c *call, req *kmsg.ProduceRequest, results []AppendResult) kmsg.Response {
+func produced(c *call, req *kmsg.ProduceRequest, results []partition.AppendResult) kmsg.Response {
 	resp := req.ResponseKind().(*kmsg.ProduceResponse)
-	var failed *AppendResult
+	var failed error
 	next := 0
 	for i := range req.Topics {
 		t := kmsg.NewProduceResponseTopic()
@@ -76,8 +78,8 @@ func produced(c *call, req *kmsg.ProduceRequest, results []AppendResult) kmsg.Re
 		for j := range req.Topics[i].Partitions {
 			r := &results[next]
 			next++
-			if r.Code != 0 && failed == nil {
-				failed = r
+			if failed == nil {
+				failed = r.Err
 			}
 			t.Partitions = append(t.Partitions, producedPartition(req.Version, req.Topics[i].Partitions[j].Partition, r))
 		}
@@ -87,32 +89,26 @@ func produced(c *call, req *kmsg.ProduceRequest, results []AppendResult) kmsg.Re
 		return resp
 	}
 	if failed != nil {
-		c.hangUp = fmt.Sprintf("a produce with acks=0 failed with error %d (%s)", failed.Code, failed.Text)
+		c.hangUp = fmt.Sprintf("a produce with acks=0 failed: %v", failed)
 	}
 	return nil
 }
 
-func producedPartition(version int16, partition int32, r *AppendResult) kmsg.ProduceResponseTopicPartition {
+func producedPartition(version int16, n int32, r *partition.AppendResult) kmsg.ProduceResponseTopicPartition {
 	p := kmsg.NewProduceResponseTopicPartition()
-	p.Partition, p.ErrorCode = partition, oldCode(r.Code, version < 5, version < 8, false)
-	p.BaseOffset, p.LogAppendTime, p.LogStartOffset = int64(r.BaseOffset), r.AppendTime, int64(r.LogStart)
-	if r.Code != 0 && r.Text != "" {
-		p.ErrorMessage = &r.Text
+	p.Partition, p.BaseOffset, p.LogAppendTime, p.LogStartOffset = n, int64(r.BaseOffset), r.AppendTime, int64(r.LogStart)
+	if r.Err == nil {
+		return p
+	}
+	text := r.Err.Error()
+	p.ErrorMessage = &text
+	var f *fault
+	if errors.As(r.Err, &f) {
+		p.ErrorCode = f.code
+	} else {
+		p.ErrorCode = oldCode(codeOf(r.Err), version, produceCodes)
 	}
 	return p
-}
-
-// oldCode replaces codes that came later than a request's version by what Kafka answered before.
-func oldCode(code int16, noStorage, noInvalidRecord, noOffsetNotAvailable bool) int16 {
-	switch {
-	case code == kerr.KafkaStorageError.Code && noStorage:
-		return kerr.NotLeaderForPartition.Code
-	case code == kerr.InvalidRecord.Code && noInvalidRecord:
-		return kerr.CorruptMessage.Code
-	case code == kerr.OffsetNotAvailable.Code && noOffsetNotAvailable:
-		return kerr.NotLeaderForPartition.Code
-	}
-	return code
 }
 
 // maxProduceParts bounds the topics and partitions of one Produce: a frame of 100 MiB could hold millions of empty ones, each many

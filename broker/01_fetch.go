@@ -8,6 +8,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/partition"
 )
 
 var fetchAPI = register(1, 12, (*Server).fetch).frames(listFrames)
@@ -23,10 +24,10 @@ func (s *Server) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) kms
 		resp.ErrorCode = kerr.FetchSessionIDNotFound.Code
 		return resp
 	}
-	fr := FetchRequest{
-		Version: req.Version, From: Fetcher{Conn: c.conn, ClientID: c.clientID, Address: c.addr},
+	fr := partition.FetchRequest{
+		Version: req.Version, Client: partition.Client{Conn: c.conn, ClientID: c.clientID, Address: c.addr},
 		MaxWait:  min(time.Duration(max(req.MaxWaitMillis, 0))*time.Millisecond, maxFetchWait),
-		MinBytes: int(max(req.MinBytes, 0)), MaxBytes: s.cfg.FetchMaxBytes, ReadCommitted: req.IsolationLevel == 1,
+		MinBytes: int(max(req.MinBytes, 0)), MaxBytes: s.cfg.FetchMaxBytes, Isolation: partition.Isolation(req.IsolationLevel),
 	}
 	if req.Version >= 3 {
 		fr.MaxBytes = min(fr.MaxBytes, int(max(req.MaxBytes, 1)))
@@ -34,9 +35,9 @@ func (s *Server) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) kms
 	for i := range req.Topics {
 		for j := range req.Topics[i].Partitions {
 			p := &req.Topics[i].Partitions[j]
-			fr.Items = append(fr.Items, FetchItem{
+			fr.Items = append(fr.Items, partition.FetchItem{
 				Topic: req.Topics[i].Topic, Partition: p.Partition, Offset: id.Offset(p.FetchOffset),
-				Epoch: id.LeaderEpoch(p.CurrentLeaderEpoch), MaxBytes: int(max(p.PartitionMaxBytes, 0)),
+				LeaderEpoch: id.LeaderEpoch(p.CurrentLeaderEpoch), MaxBytes: int(max(p.PartitionMaxBytes, 0)),
 			})
 		}
 	}
@@ -54,21 +55,16 @@ func (s *Server) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) kms
 	return resp
 }
 
-func fetchedPartition(req *kmsg.FetchRequest, partition int32, r *FetchResult) kmsg.FetchResponseTopicPartition {
+func fetchedPartition(req *kmsg.FetchRequest, n int32, r *partition.FetchResult) kmsg.FetchResponseTopicPartition {
 	p := kmsg.NewFetchResponseTopicPartition()
-	p.Partition, p.ErrorCode = partition, oldCode(r.Code, req.Version < 6, true, req.Version < 11)
+	p.Partition, p.ErrorCode = n, oldCode(codeOf(r.Err), req.Version, fetchCodes)
 	p.HighWatermark, p.LastStableOffset, p.LogStartOffset = int64(r.HighWatermark), int64(r.LastStable), int64(r.LogStart)
 	p.RecordBatches = r.Records
 	if p.RecordBatches == nil {
 		p.RecordBatches = []byte{} // null records kill old clients
 	}
 	if req.IsolationLevel == 1 {
-		p.AbortedTransactions = []kmsg.FetchResponseTopicPartitionAbortedTransaction{}
-		for _, a := range r.Aborted {
-			t := kmsg.NewFetchResponseTopicPartitionAbortedTransaction()
-			t.ProducerID, t.FirstOffset = a.ProducerID, int64(a.First)
-			p.AbortedTransactions = append(p.AbortedTransactions, t)
-		}
+		p.AbortedTransactions = []kmsg.FetchResponseTopicPartitionAbortedTransaction{} // null means read_uncommitted
 	}
 	return p
 }

@@ -10,7 +10,7 @@ import (
 
 var offsetForLeaderEpochAPI = register(23, 4, (*Server).offsetForLeaderEpoch).frames(listFrames)
 
-func (s *Server) offsetForLeaderEpoch(ctx context.Context, _ *call, req *kmsg.OffsetForLeaderEpochRequest) kmsg.Response {
+func (s *Server) offsetForLeaderEpoch(_ context.Context, _ *call, req *kmsg.OffsetForLeaderEpochRequest) kmsg.Response {
 	resp := req.ResponseKind().(*kmsg.OffsetForLeaderEpochResponse)
 	for i := range req.Topics {
 		t := kmsg.NewOffsetForLeaderEpochResponseTopic()
@@ -18,9 +18,9 @@ func (s *Server) offsetForLeaderEpoch(ctx context.Context, _ *call, req *kmsg.Of
 		for j := range req.Topics[i].Partitions {
 			p := &req.Topics[i].Partitions[j]
 			out := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
-			epoch, end, code := s.deps.Partitions.EndOffsetForEpoch(ctx, t.Topic, p.Partition, id.LeaderEpoch(p.CurrentLeaderEpoch), id.LeaderEpoch(p.LeaderEpoch))
+			epoch, end, err := s.deps.Partitions.EndOffsetForEpoch(t.Topic, p.Partition, id.LeaderEpoch(p.CurrentLeaderEpoch), id.LeaderEpoch(p.LeaderEpoch))
 			out.Partition, out.LeaderEpoch, out.EndOffset = p.Partition, int32(epoch), int64(end)
-			out.ErrorCode = oldCode(code, req.Version < 1, true, req.Version < 3)
+			out.ErrorCode = oldCode(codeOf(err), req.Version, epochCodes)
 			t.Partitions = append(t.Partitions, out)
 		}
 		resp.Topics = append(resp.Topics, t)

@@ -299,7 +299,7 @@ func TestAcksZeroErrorClosesTheConnection(t *testing.T) {
 	c.send(produceOne(7, 0, "t", 0, batch(t, "kept")))
 	c.send(produceOne(7, 0, "t", 5, batch(t, "lost")))
 	c.closed()
-	if got := f.lines.take(); len(got) != 1 || !strings.Contains(got[0], "acks=0 failed with error 3") {
+	if got := f.lines.take(); len(got) != 1 || !strings.Contains(got[0], "acks=0 failed: unknown topic") {
 		t.Errorf("log: %q", got)
 	}
 	l, _ := f.parts.log("t", 0)

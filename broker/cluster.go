@@ -102,6 +102,8 @@ type fault struct {
 	text string
 }
 
+func (f *fault) Error() string { return f.text }
+
 func (f *fault) message() *string {
 	if f == nil || f.text == "" {
 		return nil

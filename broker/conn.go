@@ -85,7 +85,7 @@ func (c *conn) serve(ctx context.Context) {
 	cancel(errPeerGone)
 	_ = c.net.Close()
 	<-written
-	c.srv.deps.Partitions.Disconnected(c.id)
+	c.srv.deps.Partitions.ConnectionClosed(c.id)
 }
 
 // read reads and starts requests until the connection ends. A refusal has been logged.

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/partition"
 	"github.com/barnabas-mq/barnabas/partition/record"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
@@ -93,10 +94,10 @@ type fakePartitions struct {
 	meta *fakeMeta
 	mu   sync.Mutex
 	logs map[id.TopicPartition]*fakeLog
-	news chan struct{} // closed at each append
-	hold chan struct{} // when set, acks wait until it is closed
-	gone []uint64      // connections that ended
-	last FetchRequest  // the last long poll
+	news chan struct{}          // closed at each append
+	hold chan struct{}          // when set, acks wait until it is closed
+	gone []uint64               // connections that ended
+	last partition.FetchRequest // the last long poll
 }
 
 type fakeLog struct {
@@ -111,18 +112,18 @@ func newPartitions(m *fakeMeta) *fakePartitions {
 	return &fakePartitions{meta: m, logs: map[id.TopicPartition]*fakeLog{}, news: make(chan struct{})}
 }
 
-func (f *fakePartitions) log(topic string, p int32) (*fakeLog, int16) {
+func (f *fakePartitions) log(topic string, p int32) (*fakeLog, error) {
 	if _, ok := f.meta.View().Partition(topic, p); !ok {
-		return nil, 3
+		return nil, partition.ErrUnknownTopicOrPartition
 	}
 	tp := id.TopicPartition{Topic: topic, Partition: p}
 	if f.logs[tp] == nil {
 		f.logs[tp] = &fakeLog{}
 	}
-	return f.logs[tp], 0
+	return f.logs[tp], nil
 }
 
-func (f *fakePartitions) BeginAppend(items []AppendItem, acks int16) Appending {
+func (f *fakePartitions) BeginAppend(items []partition.AppendItem, acks int16) Appending {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	a := &fakeAppending{hold: f.hold}
@@ -137,17 +138,16 @@ func (f *fakePartitions) BeginAppend(items []AppendItem, acks int16) Appending {
 	return a
 }
 
-func (f *fakePartitions) append(item *AppendItem) AppendResult {
-	bad := AppendResult{BaseOffset: -1, AppendTime: -1, LogStart: -1}
-	l, code := f.log(item.Topic, item.Partition)
-	if code != 0 {
-		bad.Code = code
+func (f *fakePartitions) append(item *partition.AppendItem) partition.AppendResult {
+	bad := partition.AppendResult{BaseOffset: -1, AppendTime: -1, LogStart: -1}
+	l, err := f.log(item.Topic, item.Partition)
+	if err != nil {
+		bad.Err = err
 		return bad
 	}
 	prepared, err := record.NewCodecs(0).PrepareProduce(item.Records, record.ProduceRules{Version: item.Version, MaxBatchBytes: 1 << 20, Now: 1})
 	if err != nil {
-		bad.Code, _ = record.Code(err)
-		bad.Text = err.Error()
+		bad.Err = err
 		return bad
 	}
 	first := l.end
@@ -162,17 +162,17 @@ func (f *fakePartitions) append(item *AppendItem) AppendResult {
 		l.data = append(l.data, b...)
 		l.end = b.LastOffset() + 1
 	}
-	return AppendResult{BaseOffset: first, AppendTime: -1}
+	return partition.AppendResult{BaseOffset: first, AppendTime: -1}
 }
 
 type fakeAppending struct {
-	results []AppendResult
+	results []partition.AppendResult
 	hold    chan struct{}
 }
 
 func (a *fakeAppending) Settled() bool { return a.hold == nil }
 
-func (a *fakeAppending) Wait(ctx context.Context, timeout time.Duration) []AppendResult {
+func (a *fakeAppending) Wait(ctx context.Context, timeout time.Duration) []partition.AppendResult {
 	if a.hold == nil {
 		return a.results
 	}
@@ -180,14 +180,14 @@ func (a *fakeAppending) Wait(ctx context.Context, timeout time.Duration) []Appen
 	case <-a.hold:
 	case <-time.After(timeout):
 		for i := range a.results {
-			a.results[i] = AppendResult{Code: 7, BaseOffset: -1, AppendTime: -1, LogStart: -1}
+			a.results[i] = partition.AppendResult{Err: partition.ErrRequestTimedOut, BaseOffset: -1, AppendTime: -1, LogStart: -1}
 		}
 	case <-ctx.Done():
 	}
 	return a.results
 }
 
-func (f *fakePartitions) Fetch(ctx context.Context, req *FetchRequest) []FetchResult {
+func (f *fakePartitions) Fetch(ctx context.Context, req *partition.FetchRequest) []partition.FetchResult {
 	deadline := time.NewTimer(req.MaxWait)
 	defer deadline.Stop()
 	for {
@@ -195,10 +195,10 @@ func (f *fakePartitions) Fetch(ctx context.Context, req *FetchRequest) []FetchRe
 		if req.MaxWait > 0 {
 			f.last = *req
 		}
-		out, size, failed := make([]FetchResult, len(req.Items)), 0, false
+		out, size, failed := make([]partition.FetchResult, len(req.Items)), 0, false
 		for i := range req.Items {
 			out[i] = f.read(&req.Items[i], req.MaxBytes-size, size == 0)
-			if req.Version < 4 && out[i].Code == 0 {
+			if req.Version < 4 && out[i].Err == nil {
 				down, err := record.NewCodecs(0).DownConvert(nil, out[i].Records, record.DownRules{
 					Magic: int8(req.Version / 2), From: req.Items[i].Offset, MaxBytes: req.Items[i].MaxBytes, AtLeastOne: req.Version == 3,
 				})
@@ -208,7 +208,7 @@ func (f *fakePartitions) Fetch(ctx context.Context, req *FetchRequest) []FetchRe
 				out[i].Records = down.Set
 			}
 			size += len(out[i].Records)
-			failed = failed || out[i].Code != 0
+			failed = failed || out[i].Err != nil
 		}
 		news := f.news
 		f.mu.Unlock()
@@ -225,15 +225,15 @@ func (f *fakePartitions) Fetch(ctx context.Context, req *FetchRequest) []FetchRe
 	}
 }
 
-func (f *fakePartitions) read(item *FetchItem, left int, whole bool) FetchResult {
-	l, code := f.log(item.Topic, item.Partition)
-	if code == 0 && (item.Offset < 0 || item.Offset > l.end) {
-		code = 1
+func (f *fakePartitions) read(item *partition.FetchItem, left int, whole bool) partition.FetchResult {
+	l, err := f.log(item.Topic, item.Partition)
+	if err == nil && (item.Offset < 0 || item.Offset > l.end) {
+		err = partition.ErrOffsetOutOfRange
 	}
-	if code != 0 {
-		return FetchResult{Code: code, HighWatermark: -1, LastStable: -1, LogStart: -1}
+	if err != nil {
+		return partition.FetchResult{Err: err, HighWatermark: -1, LastStable: -1, LogStart: -1}
 	}
-	r := FetchResult{HighWatermark: l.end, LastStable: l.end}
+	r := partition.FetchResult{HighWatermark: l.end, LastStable: l.end}
 	i, found := slices.BinarySearch(l.bases, item.Offset)
 	if !found {
 		i--
@@ -254,52 +254,52 @@ func (f *fakePartitions) read(item *FetchItem, left int, whole bool) FetchResult
 	return r
 }
 
-func (f *fakePartitions) ListOffsets(_ context.Context, item ListOffsetsItem) ListOffsetsResult {
+func (f *fakePartitions) ListOffset(topic string, p int32, ts int64, _ id.LeaderEpoch, _ partition.Isolation) (partition.TimedOffset, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l, code := f.log(item.Topic, item.Partition)
-	none := ListOffsetsResult{Code: code, Offset: -1, Timestamp: -1, Epoch: -1}
+	l, err := f.log(topic, p)
+	none := partition.TimedOffset{Offset: -1, Timestamp: -1, LeaderEpoch: -1}
 	switch {
-	case code != 0:
-		return none
-	case item.Timestamp == -1:
-		return ListOffsetsResult{Offset: l.end, Timestamp: -1}
-	case item.Timestamp == -2:
-		return ListOffsetsResult{Timestamp: -1}
+	case err != nil:
+		return none, err
+	case ts == partition.TimestampLatest:
+		return partition.TimedOffset{Offset: l.end, Timestamp: -1}, nil
+	case ts == partition.TimestampEarliest:
+		return partition.TimedOffset{Timestamp: -1}, nil
 	}
-	for i, ts := range l.stamped {
-		if ts >= item.Timestamp {
-			return ListOffsetsResult{Offset: l.bases[i], Timestamp: ts}
+	for i, at := range l.stamped {
+		if at >= ts {
+			return partition.TimedOffset{Offset: l.bases[i], Timestamp: at}, nil
 		}
 	}
-	return none
+	return none, nil
 }
 
-func (f *fakePartitions) ListOffsetsV0(_ context.Context, item ListOffsetsItem, n int32) ([]id.Offset, int16) {
+func (f *fakePartitions) ListOffsetsV0(topic string, p int32, ts int64, n int) ([]id.Offset, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l, code := f.log(item.Topic, item.Partition)
-	if code != 0 {
-		return nil, code
+	l, err := f.log(topic, p)
+	if err != nil {
+		return nil, err
 	}
 	all := []id.Offset{l.end, 0}
-	if item.Timestamp == -2 {
+	if ts == partition.TimestampEarliest {
 		all = all[1:]
 	}
-	return all[:min(len(all), int(n))], 0
+	return all[:min(len(all), n)], nil
 }
 
-func (f *fakePartitions) EndOffsetForEpoch(_ context.Context, topic string, p int32, _, epoch id.LeaderEpoch) (id.LeaderEpoch, id.Offset, int16) {
+func (f *fakePartitions) EndOffsetForEpoch(topic string, p int32, _, epoch id.LeaderEpoch) (id.LeaderEpoch, id.Offset, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l, code := f.log(topic, p)
-	if code != 0 || epoch > 0 {
-		return -1, -1, code
+	l, err := f.log(topic, p)
+	if err != nil || epoch > 0 {
+		return -1, -1, err
 	}
-	return 0, l.end, 0
+	return 0, l.end, nil
 }
 
-func (f *fakePartitions) Disconnected(conn uint64) {
+func (f *fakePartitions) ConnectionClosed(conn uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.gone = append(f.gone, conn)

@@ -39,7 +39,7 @@ type call struct {
 	listener string // name of the listener that the client came through
 	addr     string // host:port of the client
 	host     string // host of the client
-	conn     uint64 // number of the connection, unique in this process
+	conn     uint64 // number of the connection, from 1, unique in this process
 	arrived  time.Time
 	hangUp   string // why the connection is closed in place of an answer; set by the turn
 }
