@@ -48,6 +48,7 @@ type broker struct {
 	up      atomic.Bool
 	dead    context.Context // ends with the incarnation
 	leased  atomic.Bool     // the broker lease is held
+	lost    atomic.Int64    // Boot time at which it was last granted, while applied entries are held back; 0: now
 	fault   atomic.Pointer[func(vfs.Op) error]
 	cut     sync.Map // id.BrokerID -> struct{}: calls from here to there fail
 	calls   atomic.Int64
@@ -110,7 +111,10 @@ func (b *broker) lag(on bool) {
 	b.c.mu.Lock()
 	defer b.c.mu.Unlock()
 	b.lagging = on
-	if !on {
+	if on {
+		b.lost.Store(int64(clock.System{}.Boot()))
+	} else {
+		b.lost.Store(0)
 		for _, a := range b.held {
 			b.apply(a)
 		}
@@ -172,7 +176,9 @@ func (b *broker) start() {
 		FS: fsys, Clock: clock.System{}, Logger: slog.New(testLog{c.t, b.id}), Views: b, Proposer: b, Peers: b,
 		Lease: func() lease.Lease {
 			var l lease.Lease
-			if b.leased.Load() {
+			if lost := b.lost.Load(); lost != 0 {
+				l.Answered(time.Duration(lost))
+			} else if b.leased.Load() {
 				l.Answered(clock.System{}.Boot())
 			}
 			return l
@@ -184,6 +190,7 @@ func (b *broker) start() {
 	}
 	c.mu.Lock()
 	b.m, b.lagging, b.held = m, false, nil
+	b.lost.Store(0)
 	b.view.Store(c.st.View())
 	b.up.Store(true)
 	c.mu.Unlock()
@@ -202,19 +209,26 @@ func (b *broker) start() {
 
 // stop ends the incarnation in order.
 func (b *broker) stop() {
-	if !b.up.Swap(false) {
-		return
+	if b.up.Swap(false) {
+		b.end()
 	}
+}
+
+func (b *broker) end() {
 	b.cancel()
 	if err := <-b.done; err != nil {
 		b.c.t.Errorf("broker %d: %v", b.id, err)
 	}
 }
 
-// crash ends the incarnation as a power loss does: what was not synced may be gone.
+// crash ends the incarnation as a power loss does: what was not synced may be gone. Nothing that it does after the loss reaches
+// anybody.
 func (b *broker) crash(rng *rand.Rand, keep float64) {
+	if !b.up.Swap(false) {
+		return
+	}
 	clone := b.disk.CrashClone(rng, vfs.Crash{Keep: keep, Torn: true})
-	b.stop()
+	b.end()
 	b.disk = clone
 }
 
