@@ -1,0 +1,45 @@
+package broker
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"testing"
+)
+
+// wanted are the versions that were decided on; they may only grow.
+var wanted = map[string]int16{
+	"Produce": 9, "Fetch": 12, "ListOffsets": 7, "Metadata": 12, "OffsetCommit": 8, "OffsetFetch": 8, "FindCoordinator": 4, "ApiVersions": 4,
+	"CreateTopics": 7, "DeleteTopics": 6, "InitProducerId": 5, "CreatePartitions": 3, "DescribeConfigs": 4, "DescribeCluster": 1,
+	"OffsetForLeaderEpoch": 4,
+}
+
+func TestCompatibilityTable(t *testing.T) {
+	doc, err := os.ReadFile("../docs/COMPATIBILITY.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var documented []string
+	for _, m := range regexp.MustCompile(`(?m)^\| *(\d+) \| (\w+) \| 0-(\d+) \|`).FindAllSubmatch(doc, -1) {
+		documented = append(documented, fmt.Sprintf("%s %s %s", m[1], m[2], m[3]))
+	}
+	var registered []string
+	for _, a := range served() {
+		name := a.name
+		if name == "InitProducerID" {
+			name = "InitProducerId"
+		}
+		registered = append(registered, fmt.Sprintf("%d %s %d", a.key, name, a.max))
+		if a.max < wanted[name] {
+			t.Errorf("%s is served up to version %d, decided was %d", name, a.max, wanted[name])
+		}
+		delete(wanted, name)
+	}
+	if len(wanted) > 0 {
+		t.Errorf("not served: %v", wanted)
+	}
+	if !slices.Equal(documented, registered) {
+		t.Errorf("docs/COMPATIBILITY.md lists\n%q\nserved is\n%q", documented, registered)
+	}
+}
