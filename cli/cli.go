@@ -107,7 +107,7 @@ func (a *app) versionCommand() *cobra.Command {
 			Go      string `json:"go"`
 			OS      string `json:"os"`
 			Arch    string `json:"arch"`
-		}{a.buildVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH}
+		}{BuildVersion(a.version), runtime.Version(), runtime.GOOS, runtime.GOARCH}
 		if a.output == "json" {
 			return a.json(v)
 		}
@@ -116,9 +116,10 @@ func (a *app) versionCommand() *cobra.Command {
 	}}
 }
 
-func (a *app) buildVersion() string {
-	if a.version != "" {
-		return a.version
+// BuildVersion is the version set by the linker, or else what the Go tool recorded.
+func BuildVersion(linked string) string {
+	if linked != "" {
+		return linked
 	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" {

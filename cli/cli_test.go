@@ -317,13 +317,14 @@ func TestClusterInit(t *testing.T) {
 	answers := map[string]http.HandlerFunc{
 		"good": func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"clusterId":"abc"}`) },
 		"refuses": func(w http.ResponseWriter, _ *http.Request) {
-			http.Error(w, "it has begun already", http.StatusConflict)
+			w.WriteHeader(http.StatusConflict)
+			fmt.Fprint(w, `{"error":"it has begun already"}`)
 		},
 		"stranger": func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") },
 	}
 	for name, h := range answers {
 		mux := http.NewServeMux()
-		mux.Handle("POST /cluster/init", h)
+		mux.Handle("POST /v1/cluster/init", h)
 		srv := httptest.NewServer(mux)
 		r := run(t, "", "cluster", "init", "--admin", srv.Listener.Addr().String())
 		srv.Close()

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -42,12 +41,11 @@ func (a *app) clusterInit() *cobra.Command {
 	return cmd
 }
 
-// initCluster asks the node over its admin port: POST /cluster/init, answered with {"clusterId": ...}, or with a text that
-// says why not.
+// initCluster asks the node over its admin port: POST /v1/cluster/init, answered with {"clusterId": ...} or {"error": ...}.
 func initCluster(ctx context.Context, admin string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+admin+"/cluster/init", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+admin+"/v1/cluster/init", nil)
 	if err != nil {
 		return "", usagef("--admin %q is not host:port", admin)
 	}
@@ -62,13 +60,15 @@ func initCluster(ctx context.Context, admin string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("cluster init: %w", err)
 	}
-	if resp.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("cluster init: the node refuses (%s): %s", resp.Status, strings.TrimSpace(string(body)))
-	}
 	var answer struct {
 		ClusterID string `json:"clusterId"`
+		Error     string `json:"error"`
 	}
-	if err := json.Unmarshal(body, &answer); err != nil || answer.ClusterID == "" {
+	err = json.Unmarshal(body, &answer)
+	if answer.Error != "" {
+		return "", fmt.Errorf("cluster init: the node refuses: %s", answer.Error)
+	}
+	if err != nil || answer.ClusterID == "" || resp.StatusCode != http.StatusOK {
 		return "", fmt.Errorf("cluster init: %s does not answer like a barnabas node: is it the admin port?", admin)
 	}
 	return answer.ClusterID, nil

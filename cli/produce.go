@@ -67,7 +67,7 @@ func (o produceOptions) options() ([]kgo.Opt, error) {
 		return nil, usagef("--topic is missing")
 	}
 	opts := []kgo.Opt{kgo.DefaultProduceTopic(o.topic), kgo.AllowAutoTopicCreation(), kgo.ProducerLinger(o.linger),
-		kgo.ProducerBatchMaxBytes(o.maxMessage), kgo.MaxBufferedRecords(int(max(o.batch, 1))), kgo.MaxBufferedBytes(256<<20), kgo.MetadataMinAge(50 * time.Millisecond)}
+		kgo.ProducerBatchMaxBytes(o.maxMessage), kgo.MaxBufferedRecords(int(max(o.batch, 1))), kgo.MaxBufferedBytes(256 << 20), kgo.MetadataMinAge(50 * time.Millisecond)}
 	switch o.acks {
 	case "all", "-1":
 	case "1":

@@ -93,6 +93,7 @@ func runServer(cmd *cobra.Command, o serverOptions) error {
 	if err != nil {
 		return cli.Usage(err)
 	}
+	c.Version = cli.BuildVersion(version)
 	if len(c.Notes) > 0 {
 		notes := make([]string, len(c.Notes))
 		for i, n := range c.Notes {

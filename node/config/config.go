@@ -20,6 +20,8 @@ const Unlimited = -1
 
 // Config is the checked configuration of one node. Only Parse makes one; it is not changed afterwards.
 type Config struct {
+	// Version is the build's, as peers are told; set by cmd after Parse.
+	Version string
 	// NodeID is the broker id asked for; id.NoBroker lets the cluster choose one.
 	NodeID id.BrokerID
 	// ClusterID is the cluster's id when it is known before the start (dev); empty otherwise.

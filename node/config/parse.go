@@ -324,9 +324,6 @@ func (p *parser) defaults(c *Config) {
 		RollAfter:     p.firstDuration("log.roll.ms", "log.roll.hours"),
 		RetentionTime: p.firstDuration("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
 	}
-	if p.has("flush.on.ack") && !c.Log.FlushOnAck {
-		p.note("flush.on.ack", "acks without fsync are not built yet: every acks=all is on disk")
-	}
 	c.Network = Network{
 		SendBuffer: int(n("socket.send.buffer.bytes")), ReceiveBuffer: int(n("socket.receive.buffer.bytes")),
 		RequestMaxBytes: int(n("socket.request.max.bytes")), ReplicaFetchMaxBytes: int(n("replica.fetch.max.bytes")),
