@@ -21,29 +21,30 @@ type Member struct {
 // followed. The zero value has followed nobody.
 type Following struct {
 	followed bool
-	sent     map[id.BrokerID]time.Duration
+	replied  map[id.BrokerID]time.Duration
 }
 
 // Follow notes that the replica learned of a row in which another broker leads.
 func (f *Following) Follow() { f.followed = true }
 
-// Sent notes that the replica sends a fetch to that leader at now. It is called before the fetch leaves.
-func (f *Following) Sent(leader id.BrokerID, now time.Duration) {
-	if f.sent == nil {
-		f.sent = map[id.BrokerID]time.Duration{}
+// Sent notes, before it leaves, a fetch to that leader that repeats a stamp; received is when the reply with that stamp came
+// to this process. (A fetch without a stamp proves nothing to the leader and need not be noted.)
+func (f *Following) Sent(leader id.BrokerID, received time.Duration) {
+	if f.replied == nil {
+		f.replied = map[id.BrokerID]time.Duration{}
 	}
-	f.followed, f.sent[leader] = true, now
+	f.followed, f.replied[leader] = true, max(f.replied[leader], received)
 }
 
 // TakeoverFrom says what a replica that has just become leader knows about those before it.
 type TakeoverFrom struct {
 	// Grace: the row says that an earlier leader may still be answering (state.Partition.GraceNeeded).
 	Grace bool
-	// Moved is the leader before this one if it is not fenced at the index of this election (a planned move): its broker
-	// lease may have been granted until now. id.NoBroker otherwise.
-	Moved id.BrokerID
 	// Others are the partition's other replicas.
 	Others []id.BrokerID
+	// Live are those of them that are not fenced at the index of this election: if one of them led until now (a planned move),
+	// its broker lease may have been granted until now.
+	Live []id.BrokerID
 }
 
 // Leading is the serving right of one partition leader at one leader epoch. It covers answers to consumers, the advance
@@ -63,8 +64,9 @@ type fetcher struct {
 
 // NewLeading begins a leadership at now.
 //
-// An earlier leader that is not gone may answer until Duration after the last fetch that it knows of from this replica,
-// hence TakeOver after that was sent is enough; one that was moved may besides hold a broker lease granted until now. A
+// An earlier leader that is not gone may answer until Duration after the last stamp that this replica repeated to it. The
+// replica had that stamp from a reply, so TakeOver after the last reply is enough, whatever it sent after that; one that
+// was not fenced may besides hold a broker lease granted until now. A
 // replica that has followed nobody in this process (its former incarnation was the last of the ISR) cannot know: the
 // earlier leader may have counted that incarnation out as dead, and answers as long as it likes.
 func NewLeading(past *Following, from TakeoverFrom, now time.Duration) *Leading {
@@ -73,14 +75,14 @@ func NewLeading(past *Following, from TakeoverFrom, now time.Duration) *Leading 
 		return l
 	}
 	for _, b := range from.Others {
-		if sent, ok := past.sent[b]; ok {
-			l.waits[b] = sent + TakeOver
+		if replied, ok := past.replied[b]; ok {
+			l.waits[b] = replied + TakeOver
 		} else if !past.followed {
 			l.waits[b] = never
 		}
-		if b == from.Moved {
-			l.waits[b] = max(l.waits[b], now+TakeOver)
-		}
+	}
+	for _, b := range from.Live {
+		l.waits[b] = max(l.waits[b], now+TakeOver)
 	}
 	return l
 }

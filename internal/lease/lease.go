@@ -23,7 +23,7 @@ const (
 	FenceAfter = 2 * time.Second
 	// Settle is how long a new Raft leader listens before it calls a broker silent: two reports, with room for a slow one.
 	Settle = 500 * time.Millisecond
-	// TakeOver is how long a new partition leader waits after its last fetch from an older one.
+	// TakeOver is how long a new partition leader waits after the last reply from an older one.
 	TakeOver = Duration + 50*time.Millisecond
 )
 
@@ -161,9 +161,9 @@ func (b *Book) Applied(broker id.BrokerID) (id.Index, bool) {
 	return e.applied, true
 }
 
-// Forget drops what was heard of a broker: its next incarnation has registered.
-func (b *Book) Forget(broker id.BrokerID) {
-	if e := b.entries[broker]; e != nil {
-		e.heard, e.applied = 0, 0
-	}
+// Registered notes that a registration of the broker was applied at now: it is as good as a report, from an incarnation that
+// has reported no index yet.
+func (b *Book) Registered(broker id.BrokerID, now time.Duration) {
+	e := b.entry(broker)
+	e.heard, e.applied = max(e.heard, now), 0
 }

@@ -55,9 +55,12 @@ func TestBookSilence(t *testing.T) {
 	if b.Silent(1, 105*s+FenceAfter-1) || !b.Silent(1, 105*s+FenceAfter) {
 		t.Fatal("silence from the last report")
 	}
-	b.Forget(1)
-	if at := b.SilentAt(1); at != 99*s+FenceAfter {
+	b.Registered(1, 106*s)
+	if at := b.SilentAt(1); at != 106*s+FenceAfter {
 		t.Fatal(at)
+	}
+	if applied, ok := b.Applied(1); !ok || applied != 0 {
+		t.Fatal(applied, ok)
 	}
 }
 
@@ -160,13 +163,13 @@ func TestNewLeadingWaits(t *testing.T) {
 		from TakeoverFrom
 		want time.Duration
 	}{
-		"no grace needed":    {followed, TakeoverFrom{Moved: id.NoBroker, Others: others}, 0},
-		"last fetch":         {followed, TakeoverFrom{Grace: true, Moved: id.NoBroker, Others: others}, 10*s + TakeOver},
-		"never fetched":      {only, TakeoverFrom{Grace: true, Moved: id.NoBroker, Others: others}, 0},
-		"moved":              {followed, TakeoverFrom{Grace: true, Moved: 1, Others: others}, 20*s + TakeOver},
-		"followed nobody":    {&Following{}, TakeoverFrom{Grace: true, Moved: id.NoBroker, Others: others}, never},
-		"the only replica":   {&Following{}, TakeoverFrom{Grace: true, Moved: id.NoBroker}, 0},
-		"moved, not fetched": {only, TakeoverFrom{Grace: true, Moved: 3, Others: others}, 20*s + TakeOver},
+		"no grace needed":    {followed, TakeoverFrom{Others: others, Live: others}, 0},
+		"last reply":         {followed, TakeoverFrom{Grace: true, Others: others}, 10*s + TakeOver},
+		"never fetched":      {only, TakeoverFrom{Grace: true, Others: others}, 0},
+		"moved":              {followed, TakeoverFrom{Grace: true, Live: []id.BrokerID{1}, Others: others}, 20*s + TakeOver},
+		"followed nobody":    {&Following{}, TakeoverFrom{Grace: true, Others: others}, never},
+		"the only replica":   {&Following{}, TakeoverFrom{Grace: true}, 0},
+		"moved, not fetched": {only, TakeoverFrom{Grace: true, Live: []id.BrokerID{3}, Others: others}, 20*s + TakeOver},
 	} {
 		l := NewLeading(c.past, c.from, 20*s)
 		if got := l.ServesFrom(); got != c.want {
