@@ -72,8 +72,10 @@ func (c *conn) read(r request) {
 		c.reply(r.Xid, jute.BadArguments)
 		return
 	}
+	as, path := c.s.cutChroot(req.Path)
+	req.Path = path
 	if r.Op == jute.OpGetChildren || r.Op == jute.OpGetChildren2 {
-		c.readChildren(r, req)
+		c.readChildren(r, req, as)
 		return
 	}
 	var n ztree.Node
@@ -81,7 +83,7 @@ func (c *conn) read(r request) {
 		var ok bool
 		n, ok = t.Node(req.Path, c.observer())
 		if req.Watch && (ok || r.Op == jute.OpExists) {
-			c.arm(t, dataTable, req.Path, !ok)
+			c.arm(t, dataTable, as, req.Path, !ok)
 		}
 		if !ok {
 			return r.Xid, jute.NoNode
@@ -99,7 +101,7 @@ func (c *conn) read(r request) {
 	})
 }
 
-func (c *conn) readChildren(r request, req jute.PathWatch) {
+func (c *conn) readChildren(r request, req jute.PathWatch, as string) {
 	var names []string
 	var stat ztree.Stat
 	c.replyWith(func(t Tree) (int32, jute.Code) {
@@ -108,7 +110,7 @@ func (c *conn) readChildren(r request, req jute.PathWatch) {
 			return r.Xid, jute.NoNode
 		}
 		if req.Watch {
-			c.arm(t, childTable, req.Path, false)
+			c.arm(t, childTable, as, req.Path, false)
 		}
 		return r.Xid, jute.OK
 	}, func(b []byte) []byte {
@@ -125,11 +127,11 @@ func (c *conn) readChildren(r request, req jute.PathWatch) {
 }
 
 // arm is called with the gate held, with the tree that the client is about to be shown.
-func (c *conn) arm(t Tree, tab table, path string, absent bool) {
+func (c *conn) arm(t Tree, tab table, as, path string, absent bool) {
 	if path == "" {
 		path = "/"
 	}
-	n := c.s.watches.arm(tab, path, watch{c: c, zxid: int64(t.Zxid()), absent: absent})
+	n := c.s.watches.arm(tab, path, watch{c: c, as: as, zxid: int64(t.Zxid()), absent: absent})
 	if n > c.s.cfg.MaxWatches {
 		c.s.cfg.Log.Warn("zookeeper: too many watches on one connection, closing", "remote", c.nc.RemoteAddr(), "max", c.s.cfg.MaxWatches)
 		c.kill(fmt.Sprintf("it armed more than %d watches", c.s.cfg.MaxWatches))
@@ -148,11 +150,12 @@ func (c *conn) setWatches(r request) {
 	defer c.s.gate.RUnlock()
 	t := c.s.tree
 	rearm := func(tab table, paths []string, absent bool) {
-		for _, p := range paths {
+		for _, shown := range paths {
+			as, p := c.s.cutChroot(shown)
 			if typ := missed(t, tab, p, c.observer(), req.RelativeZxid, absent); typ != 0 {
-				c.event(jute.Event{Type: typ, Path: p}.AppendFrame(nil))
+				c.event(jute.Event{Type: typ, Path: shown}.AppendFrame(nil))
 			} else {
-				c.arm(t, tab, p, absent)
+				c.arm(t, tab, as, p, absent)
 			}
 		}
 	}
@@ -164,7 +167,7 @@ func (c *conn) setWatches(r request) {
 
 // write parks the queue until the state has taken or refused the change and this node shows it.
 func (c *conn) write(r request) {
-	w, code, err := c.decodeWrite(r)
+	w, as, code, err := c.decodeWrite(r)
 	switch {
 	case err != nil:
 		c.malformed(r, err)
@@ -192,7 +195,7 @@ func (c *conn) write(r request) {
 	}, func(b []byte) []byte {
 		switch r.Op {
 		case jute.OpCreate:
-			return jute.AppendString(b, res.Path)
+			return jute.AppendString(b, underChroot(as, res.Path))
 		case jute.OpSetData, jute.OpSetACL:
 			st := jute.Stat(*res.Stat)
 			return st.Append(b)
@@ -222,38 +225,21 @@ func (c *conn) settled(r request, res Result, err error) bool {
 }
 
 // decodeWrite reads and checks a write as far as ZooKeeper checks it before it looks at nodes
-// (PrepRequestProcessor.pRequest2Txn); what else can fail is decided where the change is applied.
-func (c *conn) decodeWrite(r request) (Write, jute.Code, error) {
-	w := Write{Op: r.Op}
-	var err error
+// (PrepRequestProcessor.pRequest2Txn); what else can fail is decided where the change is applied. as is the chroot that
+// the client put in front.
+func (c *conn) decodeWrite(r request) (w Write, as string, code jute.Code, err error) {
+	w.Op = r.Op
+	var flags int32
 	switch r.Op {
 	case jute.OpCreate:
 		var q jute.CreateRequest
-		if err = q.Decode(r.body); err != nil {
-			break
-		}
-		if q.Flags < 0 || q.Flags > jute.FlagEphemeral|jute.FlagSequential {
-			if q.Flags >= 4 && q.Flags <= 6 { // containers and nodes with a time to live
-				return w, jute.Unimplemented, nil
-			}
-			return w, jute.BadArguments, nil
-		}
-		w.Path, w.Data, w.ACL = q.Path, q.Data, q.ACL
-		w.Ephemeral, w.Sequential = q.Flags&jute.FlagEphemeral != 0, q.Flags&jute.FlagSequential != 0
-		if !hasParent(w.Path) {
-			return w, jute.BadArguments, nil
-		}
+		err = q.Decode(r.body)
+		w.Path, w.Data, w.ACL, flags = q.Path, q.Data, q.ACL, q.Flags
+		w.Ephemeral, w.Sequential = flags&jute.FlagEphemeral != 0, flags&jute.FlagSequential != 0
 	case jute.OpDelete:
 		var q jute.PathVersion
 		err = q.Decode(r.body)
 		w.Path, w.Version = q.Path, q.Version
-		if err == nil && (!hasParent(w.Path) || w.Path == "/") {
-			return w, jute.BadArguments, nil
-		}
-		if err == nil && !validPath(w.Path) {
-			return w, jute.NoNode, nil // ZooKeeper checks no more: a bad path has no node
-		}
-		return w, jute.OK, err
 	case jute.OpSetData:
 		var q jute.SetDataRequest
 		err = q.Decode(r.body)
@@ -264,18 +250,38 @@ func (c *conn) decodeWrite(r request) (Write, jute.Code, error) {
 		w.Path, w.ACL, w.Version = q.Path, q.ACL, q.Version
 	}
 	if err != nil {
-		return w, jute.OK, err
+		return w, "", jute.OK, err
 	}
-	return w, c.check(&w), nil
+	as, w.Path = c.s.cutChroot(w.Path)
+	switch {
+	case flags >= 4 && flags <= 6: // containers and nodes with a time to live
+		return w, as, jute.Unimplemented, nil
+	case flags < 0 || flags > jute.FlagEphemeral|jute.FlagSequential:
+		return w, as, jute.BadArguments, nil
+	}
+	return w, as, c.check(&w), nil
 }
 
 func (c *conn) check(w *Write) jute.Code {
-	if w.Op == jute.OpSetData || w.Op == jute.OpSetACL {
+	switch w.Op {
+	case jute.OpDelete:
+		switch {
+		case !hasParent(w.Path) || w.Path == "/":
+			return jute.BadArguments
+		case !validPath(w.Path): // ZooKeeper checks no more: a bad path has no node
+			return jute.NoNode
+		}
+		return jute.OK
+	case jute.OpCreate:
+		if !hasParent(w.Path) {
+			return jute.BadArguments
+		}
+	default:
 		if !validPath(w.Path) {
 			return jute.BadArguments
 		}
 	}
-	if w.Op == jute.OpCreate || w.Op == jute.OpSetACL {
+	if w.Op != jute.OpSetData {
 		acl, ok := c.fixACL(w.ACL)
 		if !ok {
 			return jute.InvalidACL
@@ -283,23 +289,28 @@ func (c *conn) check(w *Write) jute.Code {
 		w.ACL = acl
 	}
 	if w.Op == jute.OpCreate {
-		path := w.Path
-		if path == "/" && !w.Sequential {
-			return jute.NodeExists
-		}
-		if w.Sequential {
-			path += "0"
-		}
-		if !validPath(path) { // ZooKeeper looks for the parent first
-			c.s.gate.RLock()
-			defer c.s.gate.RUnlock()
-			if _, ok := c.s.tree.Node(w.Path[:strings.LastIndexByte(w.Path, '/')], c.observer()); !ok {
-				return jute.NoNode
-			}
-			return jute.BadArguments
-		}
+		return c.checkNewPath(w)
 	}
 	return jute.OK
+}
+
+// checkNewPath refuses what can never be made. ZooKeeper looks for the parent before it looks at the name.
+func (c *conn) checkNewPath(w *Write) jute.Code {
+	path := w.Path
+	if w.Sequential {
+		path += "0"
+	} else if path == "/" {
+		return jute.NodeExists
+	}
+	if validPath(path) {
+		return jute.OK
+	}
+	c.s.gate.RLock()
+	defer c.s.gate.RUnlock()
+	if _, ok := c.s.tree.Node(w.Path[:strings.LastIndexByte(w.Path, '/')], c.observer()); !ok {
+		return jute.NoNode
+	}
+	return jute.BadArguments
 }
 
 // sync returns when this node shows everything that was answered anywhere before.

@@ -3,6 +3,7 @@ package zkcompat_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -81,7 +82,8 @@ func (f *fold) node(t testing.TB, lag time.Duration) *foldNode {
 	t.Helper()
 	n := &foldNode{f: f}
 	n.cond.L = &n.mu
-	b, err := zkcompat.NewStateBackend(zkcompat.StateConfig{Proposer: n, Views: n, Broker: func() id.BrokerID { return 1 }})
+	b, err := zkcompat.NewStateBackend(zkcompat.StateConfig{Proposer: n, Views: n, Broker: func() id.BrokerID { return 1 },
+		Log: slog.New(slog.NewTextHandler(testLog{t}, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,6 +32,9 @@ type Config struct {
 	MaxOutput        int           // 1 MiB of unsent replies of one connection; then its next request waits
 	MaxWatches       int           // 200,000 of one connection; then it is closed
 
+	// Chroots are other names of the root, such as /kafka: zookeeper.connect=host:2181/kafka of old clients.
+	Chroots []string
+
 	// UngatedPings answers pings without a leader that hears of them. Only for tests: a cut-off node would keep
 	// sessions alive that the leader expires.
 	UngatedPings bool
@@ -75,6 +78,11 @@ func (c Config) validate() error {
 		return fmt.Errorf("zkcompat: session timeouts from %v to %v are no range", c.MinTimeout, c.MaxTimeout)
 	case c.MaxQueued < 1 || c.MaxQueuedBytes < 1 || c.MaxOutput < 1 || c.MaxConnections < 1 || c.MaxWatches < 1:
 		return errors.New("zkcompat: every bound must be at least 1")
+	}
+	for _, root := range c.Chroots {
+		if root == "/" || !validPath(root) {
+			return fmt.Errorf("zkcompat: chroot %q is no path below the root", root)
+		}
 	}
 	return nil
 }

@@ -476,3 +476,50 @@ func TestWords(t *testing.T) {
 		}
 	}
 }
+
+// A chroot is another name of the root, for everything that a client sends and hears.
+func TestChroot(t *testing.T) {
+	_, addr := serve(t, newFold(t, 1).backend(t), func(c *zkcompat.Config) { c.Chroots = []string{"/kafka"} })
+	a, w := session(t, addr), session(t, addr)
+	w.must(jute.OpExists, &jute.PathWatch{Path: "/kafka"})
+	w.must(jute.OpGetData, &jute.PathWatch{Path: "/kafka/brokers/ids/1"})
+	w.must(jute.OpGetChildren, &jute.PathWatch{Path: "/kafka", Watch: true})
+	if got := w.create("/kafka/consumers/g", "", 0); got != "/kafka/consumers/g" {
+		t.Fatal(got)
+	}
+	w.must(jute.OpGetChildren, &jute.PathWatch{Path: "/kafka/consumers/g", Watch: true})
+	w.must(jute.OpGetChildren, &jute.PathWatch{Path: "/consumers/g", Watch: true})
+	if got := a.create("/kafka/consumers/g/s-", "", jute.FlagSequential); got != "/kafka/consumers/g/s-0000000000" {
+		t.Fatal(got)
+	}
+	paths := map[string]bool{}
+	for range 2 {
+		e, ok := w.next().event()
+		if !ok || e.Type != jute.NodeChildrenChanged {
+			t.Fatal(e)
+		}
+		paths[e.Path] = true
+	}
+	if !paths["/kafka/consumers/g"] || !paths["/consumers/g"] {
+		t.Fatal(paths)
+	}
+	a.must(jute.OpExists, &jute.PathWatch{Path: "/consumers/g/s-0000000000"})
+	a.create("/kafkaesque", "", 0)
+	if e, ok := w.next().event(); !ok || e.Path != "/kafka" {
+		t.Fatal(e)
+	}
+	seen := w.must(jute.OpGetData, &jute.PathWatch{Path: "/kafka/consumers/g", Watch: true}).Zxid
+	a.must(jute.OpSetData, &jute.SetDataRequest{Path: "/consumers/g", Version: -1})
+	if e, ok := w.next().event(); !ok || e.Path != "/kafka/consumers/g" {
+		t.Fatal(e)
+	}
+	w.send(jute.OpSetWatches, &jute.SetWatches{RelativeZxid: seen, Data: []string{"/kafka/consumers/g"}, Exist: []string{"/kafka/new"}})
+	if e, ok := w.next().event(); !ok || e != (jute.Event{Type: jute.NodeDataChanged, Path: "/kafka/consumers/g"}) {
+		t.Fatal(e)
+	}
+	w.next()
+	a.create("/new", "", 0)
+	if e, ok := w.next().event(); !ok || e != (jute.Event{Type: jute.NodeCreated, Path: "/kafka/new"}) {
+		t.Fatal(e)
+	}
+}

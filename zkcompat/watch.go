@@ -19,9 +19,10 @@ const (
 // watch is one armed watch of one connection.
 type watch struct {
 	c      *conn
-	zxid   int64 // of the tree that the client saw when it armed
-	absent bool  // the node was missing then
-	late   bool  // something happened that is held back from this session
+	as     string // chroot under which the client sees the path, or ""
+	zxid   int64  // of the tree that the client saw when it armed
+	absent bool   // the node was missing then
+	late   bool   // something happened that is held back from this session
 }
 
 // watches has every armed watch of a server. A path has few watchers, a connection few paths.
@@ -43,11 +44,12 @@ func (w *watches) arm(t table, path string, n watch) int {
 	if c.gone { // its watches have been dropped already
 		return 0
 	}
-	if _, armed := c.armed[t][path]; !armed {
+	shown := underChroot(n.as, path)
+	if _, armed := c.armed[t][shown]; !armed {
 		if c.armed[t] == nil {
 			c.armed[t] = make(map[string]struct{})
 		}
-		c.armed[t][path] = struct{}{}
+		c.armed[t][shown] = struct{}{}
 		w.paths[t][path] = append(w.paths[t][path], n)
 		w.count++
 	}
@@ -69,7 +71,7 @@ func (w *watches) take(t table, path string, keep func(*watch) bool) []watch {
 			kept = append(kept, all[i])
 			continue
 		}
-		delete(all[i].c.armed[t], path)
+		delete(all[i].c.armed[t], underChroot(all[i].as, path))
 		w.count--
 		taken = append(taken, all[i])
 	}
@@ -87,10 +89,11 @@ func (w *watches) drop(c *conn) {
 	defer w.mu.Unlock()
 	c.gone = true
 	for t := range c.armed {
-		for path := range c.armed[t] {
+		for shown := range c.armed[t] {
+			as, path := c.s.cutChroot(shown)
 			all := w.paths[t][path]
 			for i := range all {
-				if all[i].c == c {
+				if all[i].c == c && all[i].as == as {
 					all[i] = all[len(all)-1]
 					all[len(all)-1] = watch{}
 					all = all[:len(all)-1]
@@ -108,13 +111,14 @@ func (w *watches) drop(c *conn) {
 	}
 }
 
-// armedPaths lists what is armed: all of a table, or one connection's when c is not nil.
+// armedPaths lists the paths that have watches: all of a table, or one connection's when c is not nil.
 func (w *watches) armedPaths(t table, c *conn) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var out []string
 	if c != nil {
-		for p := range c.armed[t] {
+		for shown := range c.armed[t] {
+			_, p := c.s.cutChroot(shown)
 			out = append(out, p)
 		}
 		return out
@@ -169,13 +173,40 @@ func (s *Server) send(t table, path string, typ jute.EventType, told []watch) []
 next:
 	for _, w := range taken {
 		for _, o := range told {
-			if o.c == w.c {
+			if o.c == w.c && o.as == w.as {
 				continue next
 			}
+		}
+		if w.as != "" {
+			w.c.event(jute.Event{Type: typ, Path: underChroot(w.as, path)}.AppendFrame(nil))
+			continue
 		}
 		w.c.event(frame)
 	}
 	return taken
+}
+
+// cutChroot splits a path as a client sends it into the chroot it is under, or "", and the path that is meant. A chroot
+// is another name of the root: clients configured with host:port/chroot put it in front of every path.
+func (s *Server) cutChroot(shown string) (as, path string) {
+	for _, root := range s.cfg.Chroots {
+		rest, ok := strings.CutPrefix(shown, root)
+		switch {
+		case ok && rest == "":
+			return root, "/"
+		case ok && rest[0] == '/':
+			return root, rest
+		}
+	}
+	return "", shown
+}
+
+// underChroot is cutChroot's inverse.
+func underChroot(as, path string) string {
+	if as != "" && path == "/" {
+		return as
+	}
+	return as + path
 }
 
 func (s *Server) keepHeld(path string) func(*watch) bool {
@@ -222,7 +253,7 @@ func (s *Server) reset() {
 func (s *Server) settle(t table, path string, skip func(*watch) bool) {
 	held := s.keepHeld(path)
 	type told struct {
-		c   *conn
+		watch
 		typ jute.EventType
 	}
 	var out []told
@@ -235,10 +266,10 @@ func (s *Server) settle(t table, path string, skip func(*watch) bool) {
 		if typ == 0 {
 			return true
 		}
-		out = append(out, told{w.c, typ})
+		out = append(out, told{*w, typ})
 		return false
 	})
 	for _, o := range out {
-		o.c.event(jute.Event{Type: o.typ, Path: path}.AppendFrame(nil))
+		o.c.event(jute.Event{Type: o.typ, Path: underChroot(o.as, path)}.AppendFrame(nil))
 	}
 }
