@@ -156,6 +156,7 @@ func Produce(t testing.TB, brokers []string, topic string, h *check.History, o P
 	}
 	opts := append([]kgo.Opt{
 		kgo.RequiredAcks(kgo.AllISRAcks()), kgo.RecordDeliveryTimeout(2 * time.Minute), kgo.ProducerLinger(0),
+		kgo.MaxBufferedRecords(1 << 20), // Produce never blocks, so that Stop always ends
 		kgo.RetryTimeout(2 * time.Minute), kgo.RequestRetries(1 << 20), kgo.RecordRetries(1 << 20), kgo.RetryBackoffFn(func(int) time.Duration { return 20 * time.Millisecond }),
 	}, o.Opts...)
 	ctx, cancel := context.WithCancel(context.Background())
