@@ -291,11 +291,11 @@ func (n *node) fetch(p, no int) {
 		return
 	}
 	stamp, stamped := rep.stamp, rep.stamped
-	answered := false
+	answered, process := false, n.process
 	n.w.send(n.id, leader, func(l *node) {
 		l.fetched(p, epoch, me, stamp, stamped, func(stamp time.Duration) {
 			l.w.send(l.id, n.id, func(*node) {
-				if rep.epoch != epoch || rep.leading != nil || answered {
+				if n.process != process || rep.epoch != epoch || rep.leading != nil || answered {
 					return
 				}
 				answered = true

@@ -70,7 +70,7 @@ func (n *node) canvass(pre bool, dead int) {
 	if !pre {
 		n.role, n.leader, n.vote, n.term = "candidate", -1, n.id, term
 	}
-	votes := map[int]bool{n.id: true}
+	votes, process := map[int]bool{n.id: true}, n.process
 	from, last, lastTerm := n.term, len(n.log), n.lastTerm()
 	for i := range voters {
 		if i == n.id {
@@ -81,7 +81,7 @@ func (n *node) canvass(pre bool, dead int) {
 				return
 			}
 			v.w.send(v.id, n.id, func(*node) {
-				if votes[v.id] || n.term != from || !pre && n.role != "candidate" {
+				if n.process != process || votes[v.id] || n.term != from || !pre && n.role != "candidate" {
 					return
 				}
 				votes[v.id] = true

@@ -1,0 +1,5 @@
+//go:build race
+
+package lease
+
+func init() { underRace = true }
