@@ -256,7 +256,7 @@ func TestSameDirectoryAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	again.Dir = moved
-	if r, err = run(t, again); err != nil {
+	if _, err = run(t, again); err != nil {
 		t.Fatal(err)
 	}
 	now, _ := os.ReadFile(filepath.Join(moved, "2", "barnabas.properties"))

@@ -23,6 +23,7 @@ func main() { os.Exit(run(os.Args[1:])) }
 func run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	root := cli.New(cli.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, version)
 	root.AddCommand(serverCommand())
 	root.SetArgs(args)
