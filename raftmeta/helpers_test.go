@@ -42,6 +42,13 @@ func eventually(t testing.TB, what string, f func() bool) {
 	}
 }
 
+// eventuallyOr gives an event that may not come some time.
+func eventuallyOr(f func() bool) {
+	for end := time.Now().Add(200 * time.Millisecond); !f() && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // tcpLayer is a raft.StreamLayer on loopback.
 type tcpLayer struct{ net.Listener }
 

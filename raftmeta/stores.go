@@ -9,8 +9,6 @@ import (
 
 	"github.com/hashicorp/raft"
 	boltdb "github.com/hashicorp/raft-boltdb/v2"
-	wal "github.com/hashicorp/raft-wal"
-	"github.com/hashicorp/raft-wal/metadb"
 	"go.etcd.io/bbolt"
 
 	"github.com/barnabas-mq/barnabas/internal/vfs"
@@ -25,8 +23,7 @@ const (
 // stores are the three stores of one node, healed and in agreement.
 type stores struct {
 	stable *boltdb.BoltStore // term and vote
-	wal    *wal.WAL
-	meta   *metadb.BoltMetaDB // raft-wal's Close forgets it
+	wal    *walLog
 	log    *healStore
 	snaps  *snapStore
 }
@@ -53,10 +50,8 @@ func openStores(dir string, fs vfs.FS, segmentBytes int, log *slog.Logger, reope
 	if err := vfs.OS().SyncDir(dir); err != nil { // bolt does not: a power cut could take the first vote with it
 		return nil, fmt.Errorf("raftmeta: sync %s: %w", dir, err)
 	}
-	s.meta = &metadb.BoltMetaDB{}
-	if s.wal, err = wal.Open(walDir, wal.WithMetaStore(s.meta), wal.WithLogger(newHclog(log, "raft-wal")), wal.WithSegmentSize(segmentBytes)); err != nil {
-		s.wal = nil
-		return nil, fmt.Errorf("raftmeta: open log %s: %w", walDir, err)
+	if s.wal, err = openWAL(walDir, segmentBytes, log); err != nil {
+		return nil, err
 	}
 	cache, err := raft.NewLogCache(logCacheEntries, s.wal)
 	if err != nil {
@@ -114,9 +109,6 @@ func (s *stores) close() error {
 	var errs []error
 	if s.wal != nil {
 		errs = append(errs, s.wal.Close())
-	}
-	if s.meta != nil {
-		errs = append(errs, s.meta.Close())
 	}
 	if s.stable != nil {
 		errs = append(errs, s.stable.Close())
