@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/barnabas-mq/barnabas/zkcompat/jute"
@@ -71,16 +73,39 @@ func newConn(ctx context.Context, s *Server, nc net.Conn) *conn {
 
 func (c *conn) observer() ztree.Observer { return ztree.Observer{Session: c.caller.Session} }
 
+// ending is why this side ended a connection. A quiet one is no news.
+type ending struct {
+	why   string
+	quiet bool
+}
+
+func (e *ending) Error() string { return e.why }
+
 // run is the life of the connection.
 func (c *conn) run() {
 	err := c.serve()
-	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-		c.s.cfg.Log.Warn("zookeeper: connection closed", "remote", c.nc.RemoteAddr(), "session", c.sessionName(),
-			"reason", err)
-	}
+	c.note(err, context.Cause(c.ctx))
 	c.kill("the client closed it")
 	c.wg.Wait()
 	c.s.unbind(c)
+}
+
+// note logs the end of the connection, in one line: err is what its reader met, ours why this side ended it.
+func (c *conn) note(err, ours error) {
+	level, reason := slog.LevelWarn, err
+	var e *ending
+	switch {
+	case errors.As(ours, &e) && e.quiet, errors.Is(ours, context.Canceled):
+		return
+	case ours != nil:
+		level, reason = slog.LevelInfo, ours
+	case err == nil:
+		return
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		level = slog.LevelDebug
+	}
+	c.s.cfg.Log.Log(context.WithoutCancel(c.ctx), level, "zookeeper: connection ended", "remote", c.nc.RemoteAddr(),
+		"session", c.sessionName(), "reason", reason)
 }
 
 func (c *conn) sessionName() string { return fmt.Sprintf("0x%x", uint64(c.caller.Session)) }
@@ -253,9 +278,13 @@ func (c *conn) lastWord(b []byte) {
 	<-c.ctx.Done()
 }
 
+// lastWordTimeout bounds how long a client may take to read what it is told before its connection is closed.
+const lastWordTimeout = 5 * time.Second
+
 // finishLocked lets nothing more be appended and closes when all is sent.
 func (c *conn) finishLocked() {
 	c.last = true
+	_ = c.nc.SetWriteDeadline(time.Now().Add(lastWordTimeout))
 	c.wakeLocked()
 }
 
@@ -264,9 +293,8 @@ func (c *conn) sessionEnded() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.ending && !c.closed {
-		c.s.cfg.Log.Info("zookeeper: session expired", "remote", c.nc.RemoteAddr(), "session", c.sessionName())
 		c.finishLocked()
-		c.cancel(errors.New("its session expired"))
+		c.cancel(&ending{why: "its session expired"})
 	}
 }
 
@@ -302,12 +330,14 @@ func (c *conn) flush() {
 	end := c.last
 	c.mu.Unlock()
 	if end {
-		c.kill("all was said")
+		c.end(&ending{why: "all was said", quiet: true})
 	}
 }
 
 // kill ends the connection now. The first reason stays.
-func (c *conn) kill(why string) {
+func (c *conn) kill(why string) { c.end(&ending{why: why}) }
+
+func (c *conn) end(why *ending) {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -316,7 +346,7 @@ func (c *conn) kill(why string) {
 	c.closed = true
 	c.cond.Broadcast()
 	c.mu.Unlock()
-	c.cancel(errors.New(why))
+	c.cancel(why)
 	_ = c.nc.Close()
 }
 

@@ -201,7 +201,7 @@ func (s *Server) closeAll() {
 	s.conns.Lock()
 	s.conns.done = true
 	for c := range s.conns.all {
-		c.kill("the server stops")
+		c.end(&ending{why: "the server stops", quiet: true})
 	}
 	s.conns.Unlock()
 }

@@ -523,3 +523,35 @@ func TestChroot(t *testing.T) {
 		t.Fatal(e)
 	}
 }
+
+// FuzzRequests sends any operation with any body: an answer or a closed connection, never a panic, and others are served.
+func FuzzRequests(f *testing.F) {
+	for op, rec := range map[jute.Op]appender{
+		jute.OpCreate: createReq("/a", []byte("x"), 3), jute.OpDelete: &jute.PathVersion{Path: "/a", Version: -1},
+		jute.OpGetData: &jute.PathWatch{Path: "/a", Watch: true}, jute.OpSetACL: &jute.SetACLRequest{Path: "/a", ACL: jute.OpenACL},
+		jute.OpSetWatches: &jute.SetWatches{Data: []string{"/a"}, Child: []string{"/"}}, jute.OpAuth: &jute.AuthRequest{Scheme: "digest"},
+		jute.OpClose: rawBody{}, jute.OpPing: rawBody{},
+	} {
+		f.Add(int32(op), rec.Append(nil))
+	}
+	_, addr := serve(f, newFold(f, 2).backend(f), func(c *zkcompat.Config) { c.Chroots = []string{"/k"} })
+	good := session(f, addr)
+	var c *rawClient
+	f.Fuzz(func(t *testing.T, op int32, body []byte) {
+		if c == nil {
+			c = dialRaw(f, addr)
+			if err := c.handshake(jute.ConnectRequest{TimeoutMs: 10_000}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.sendXid(1, jute.Op(op), rawBody(body))
+		m, err := c.tryNext(10 * time.Second)
+		if err != nil || jute.Op(op) == jute.OpClose || m.Err == jute.AuthFailed {
+			_ = c.nc.Close()
+			c = nil
+		}
+		if m, _ := good.call(jute.OpExists, &jute.PathWatch{Path: "/brokers/ids/1"}); m.Err != jute.OK {
+			t.Fatal(m)
+		}
+	})
+}
