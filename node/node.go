@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -87,7 +88,7 @@ func assemble(cfg config.Config, log *slog.Logger) (_ *node, err error) {
 		}
 	}()
 	n.cluster, err = cluster.New(cluster.Config{
-		Listen: cfg.ClusterListen, Advertise: cfg.ClusterAdvertise, Directory: n.dir.Directory, ClusterID: n.dir.ClusterID,
+		Listen: cfg.ClusterListen, Advertise: cfg.ClusterAdvertise, Directory: n.dir.Directory, ClusterID: cmp.Or(n.dir.ClusterID, cfg.ClusterID),
 		Incarnation: incarnation(), Version: cfg.Version, MinLevel: state.MinLevel, MaxLevel: state.MaxLevel, Logger: log.With("room", "cluster"),
 	})
 	if err != nil {
