@@ -535,23 +535,15 @@ func FuzzRequests(f *testing.F) {
 		f.Add(int32(op), rec.Append(nil))
 	}
 	_, addr := serve(f, newFold(f, 2).backend(f), func(c *zkcompat.Config) { c.Chroots = []string{"/k"} })
-	good := session(f, addr)
-	var c *rawClient
 	f.Fuzz(func(t *testing.T, op int32, body []byte) {
-		if c == nil {
-			c = dialRaw(f, addr)
-			if err := c.handshake(jute.ConnectRequest{TimeoutMs: 10_000}); err != nil {
-				t.Fatal(err)
-			}
-		}
+		c := session(t, addr)
 		c.sendXid(1, jute.Op(op), rawBody(body))
-		m, err := c.tryNext(10 * time.Second)
-		if err != nil || jute.Op(op) == jute.OpClose || m.Err == jute.AuthFailed {
-			_ = c.nc.Close()
-			c = nil
+		if m, err := c.tryNext(10 * time.Second); err == nil && jute.Op(op) != jute.OpClose && m.Err != jute.AuthFailed {
+			c.send(jute.OpClose, nil)
 		}
-		if m, _ := good.call(jute.OpExists, &jute.PathWatch{Path: "/brokers/ids/1"}); m.Err != jute.OK {
-			t.Fatal(m)
-		}
+		_ = c.nc.Close()
+		good := session(t, addr)
+		good.must(jute.OpExists, &jute.PathWatch{Path: "/brokers/ids/1"})
+		good.must(jute.OpClose, nil)
 	})
 }
