@@ -345,7 +345,7 @@ func TestPowerLossInsideOperations(t *testing.T) {
 				continue
 			}
 			actions[name] = func(t *rapid.T) {
-				left := rapid.IntRange(0, 12).Draw(t, "powerLossAt")
+				left := rapid.IntRange(0, 50).Draw(t, "powerLossAt")
 				crash := vfs.Crash{Keep: rapid.Float64Range(0, 1).Draw(t, "keep"), Torn: rapid.Bool().Draw(t, "torn")}
 				var after *vfs.Mem
 				x.hook = func(vfs.Op) error {
