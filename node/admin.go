@@ -101,12 +101,9 @@ func (n *node) InitCluster(context.Context) (string, error) {
 	case len(n.cfg.Join) > 0:
 		return "", errors.New("this node was told to join another (barnabas.join): init is for the first node of a cluster")
 	}
-	addr, _ := n.cluster.Address(n.dir.Directory)
-	if addr == "" {
-		addr = n.advertised()
-	}
-	if err := n.raft.Bootstrap([]raftmeta.Server{{ID: n.dir.Directory, Addr: addr}}); err != nil {
+	if err := n.raft.Bootstrap([]raftmeta.Server{{ID: n.dir.Directory, Addr: n.advertised()}}); err != nil {
 		return "", err
 	}
+	n.cluster.SetClusterID(n.clusterID()) // others may join from now on
 	return n.clusterID(), nil
 }

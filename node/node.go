@@ -230,6 +230,7 @@ func (n *node) run(ctx context.Context) (err error) {
 		})
 	}
 	do("metadata log", n.watchRaft)
+	do("joining", n.join)
 	do("registration", n.register)
 	do("partitions", n.parts.Run)
 	do("reports", n.report)
