@@ -373,3 +373,10 @@ func fence(v *state.View, b id.BrokerID) *statepb.Command {
 	row, _ := v.Broker(b)
 	return &statepb.Command{Term: 1, Body: &statepb.Command_FenceBroker{FenceBroker: &statepb.FenceBroker{Broker: int32(b), Epoch: uint64(row.Epoch), Reason: "test"}}}
 }
+
+// createT makes the topic t with one partition on broker 1.
+func createT() *statepb.Command {
+	return &statepb.Command{Body: &statepb.Command_CreateTopic{CreateTopic: &statepb.CreateTopic{
+		Name: "t", TopicId: []byte("0123456789abcdef"), Assignments: []*statepb.Assignment{{Replicas: []int32{1}}},
+	}}}
+}
