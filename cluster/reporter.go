@@ -1,0 +1,256 @@
+package cluster
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/barnabas-mq/barnabas/internal/clock"
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/internal/lease"
+)
+
+// Methods of the reports.
+const (
+	MethodReport  = "cluster.report"
+	MethodGoodbye = "cluster.goodbye"
+)
+
+// Caller is the part of *Cluster that the reporter needs.
+type Caller interface {
+	Call(ctx context.Context, t Target, method string, payload []byte) ([]byte, error)
+}
+
+// ReporterConfig is where a Reporter takes its reports from. Sessions, Fetches and Log may be nil.
+type ReporterConfig struct {
+	Caller Caller
+	Clock  clock.Clock
+	// Self returns this broker and its incarnation; epoch 0 before it has registered.
+	Self func() (id.BrokerID, id.BrokerEpoch)
+	// Leader returns the Raft leader, "" for none known, and a channel that is closed when it changes.
+	Leader func() (id.DirectoryID, <-chan struct{})
+	// Applied is the index up to which this broker's partitions follow the state: with it applied, none of them answers by a
+	// leadership that the state has ended.
+	Applied func() id.Index
+	// Sessions names the ZooKeeper sessions heard since the last answered report; answered is called when a leader that had
+	// proved itself has taken them.
+	Sessions func() (sessions []id.SessionID, answered func())
+	// Fetches lists who fetches what from this broker.
+	Fetches func() []Fetch
+	Log     *slog.Logger
+}
+
+const (
+	reportTimeout   = lease.Duration // a later answer is worth nothing
+	maxReportsOut   = 8
+	registryRefresh = 5 * time.Second // how old the leader's Age of an active fetch may be
+)
+
+// Reporter sends this broker's reports and holds its lease. Run does the work; the other methods may be called from any
+// goroutine at any time.
+type Reporter struct {
+	cfg ReporterConfig
+
+	mu       sync.Mutex
+	left     bool
+	lease    lease.Lease
+	clockMs  int64
+	clockAt  time.Duration
+	registry registryState
+}
+
+// NewReporter starts nothing.
+func NewReporter(cfg ReporterConfig) *Reporter {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Reporter{cfg: cfg}
+}
+
+// Lease returns the broker's lease as it is now.
+func (r *Reporter) Lease() lease.Lease {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.lease
+}
+
+// LastAcked returns when (CLOCK_BOOTTIME) the youngest report that granted the lease was sent; false before the first.
+func (r *Reporter) LastAcked() (sentAt time.Duration, ok bool) { return r.Lease().LastSent() }
+
+// ClusterClockMs returns the cluster clock as it must be by now after the last answer; false before the first.
+func (r *Reporter) ClusterClockMs() (int64, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.clockMs + (r.cfg.Clock.Boot() - r.clockAt).Milliseconds(), r.clockAt > 0
+}
+
+// Run reports until ctx ends, at once when the leader changes. Answers may come late: the next report does not wait for them.
+func (r *Reporter) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	out := make(chan struct{}, maxReportsOut)
+	tick := time.NewTicker(lease.ReportEvery)
+	defer tick.Stop()
+	for {
+		leader, changed := r.cfg.Leader()
+		if b, epoch := r.cfg.Self(); leader != "" && epoch != 0 {
+			select {
+			case out <- struct{}{}:
+				wg.Go(func() {
+					defer func() { <-out }()
+					if err := r.report(ctx, leader, b, epoch); err != nil && ctx.Err() == nil {
+						r.cfg.Log.Debug("report not answered", "leader", leader, "err", err)
+					}
+				})
+			default: // the leader is stuck; so many are enough to find out when it is not
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-tick.C:
+		}
+	}
+}
+
+func (r *Reporter) report(ctx context.Context, leader id.DirectoryID, b id.BrokerID, epoch id.BrokerEpoch) error {
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	defer cancel()
+	rep := &Report{Broker: b, Epoch: epoch}
+	answered := func() {}
+	// The lease counts from here: everything that the report says was true no earlier.
+	sent := r.cfg.Clock.Boot()
+	rep.Applied = r.cfg.Applied()
+	if r.cfg.Sessions != nil {
+		rep.Sessions, answered = r.cfg.Sessions()
+	}
+	delta := r.registryDelta(leader, rep, sent)
+	raw, err := r.cfg.Caller.Call(ctx, ToDirectory(leader), MethodReport, rep.encode())
+	var reply ReportReply
+	if err == nil {
+		reply, err = decodeReportReply(raw)
+	}
+	r.mu.Lock()
+	if delta {
+		r.registry.settle(leader, rep.RegistrySeq, err == nil && reply.RegistrySeq == rep.RegistrySeq)
+	} else if err == nil && reply.RegistrySeq != r.registry.acked && !r.registry.flying && r.registry.leader == leader {
+		r.registry.reset(leader)
+	}
+	if err == nil {
+		r.clockMs, r.clockAt = reply.ClockMs, sent
+		if reply.Granted && !r.left {
+			r.lease.Answered(sent)
+		}
+	}
+	r.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	answered()
+	return nil
+}
+
+// Leave tells the leader that this broker serves nothing any more and will not again in this incarnation, and waits until
+// that is committed. The caller has stopped its partitions and client ports before. The lease ends here at once.
+func (r *Reporter) Leave(ctx context.Context) error {
+	r.mu.Lock()
+	r.left, r.lease = true, lease.Lease{}
+	r.mu.Unlock()
+	b, epoch := r.cfg.Self()
+	if epoch == 0 {
+		return nil
+	}
+	payload := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint32(nil, uint32(b)), uint64(epoch))
+	for {
+		leader, changed := r.cfg.Leader()
+		err := error(ErrUnreachable)
+		if leader != "" {
+			call, cancel := context.WithTimeout(ctx, reportTimeout)
+			_, err = r.cfg.Caller.Call(call, ToDirectory(leader), MethodGoodbye, payload)
+			cancel()
+			if err == nil {
+				return nil
+			}
+		}
+		pause := time.NewTimer(lease.ReportEvery)
+		select {
+		case <-ctx.Done():
+			pause.Stop()
+			return fmt.Errorf("cluster: goodbye was not taken, the others wait for the lease to end: %w", errors.Join(err, ctx.Err()))
+		case <-changed:
+		case <-pause.C:
+		}
+		pause.Stop()
+	}
+}
+
+// registryState is how much of the fetch registry one leader has.
+type registryState struct {
+	leader  id.DirectoryID
+	seq     uint64 // of the last change made
+	acked   uint64
+	flying  bool                       // a change is on its way; the next waits for its fate
+	known   map[FetchKey]time.Duration // when last told (Boot)
+	pending map[FetchKey]time.Duration // known once the change is taken
+}
+
+func (s *registryState) reset(leader id.DirectoryID) {
+	*s = registryState{leader: leader, known: map[FetchKey]time.Duration{}}
+}
+
+func (s *registryState) settle(leader id.DirectoryID, seq uint64, taken bool) {
+	if !s.flying || s.leader != leader || s.seq != seq {
+		return
+	}
+	s.flying = false
+	if !taken {
+		s.reset(s.leader) // whether it arrived is unknown: the whole again
+		return
+	}
+	s.known, s.acked = s.pending, s.seq
+}
+
+// registryDelta puts the registry's change into a report, if the former one has been taken.
+func (r *Reporter) registryDelta(leader id.DirectoryID, rep *Report, now time.Duration) bool {
+	if r.cfg.Fetches == nil {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := &r.registry
+	if s.leader != leader || s.known == nil {
+		s.reset(leader)
+	}
+	if s.flying {
+		return false
+	}
+	next := make(map[FetchKey]time.Duration, len(s.known))
+	for _, f := range r.cfg.Fetches() {
+		k := FetchKey{f.Conn, f.TopicPartition}
+		told, known := s.known[k]
+		if !known || now-told > registryRefresh && f.Age < now-told {
+			rep.Fetches = append(rep.Fetches, f)
+			told = now
+		}
+		next[k] = told
+	}
+	for k := range s.known {
+		if _, ok := next[k]; !ok {
+			rep.Gone = append(rep.Gone, k)
+		}
+	}
+	if s.seq > 0 && len(rep.Fetches) == 0 && len(rep.Gone) == 0 {
+		return false
+	}
+	s.seq++
+	s.flying, s.pending = true, next
+	rep.RegistrySeq = s.seq
+	return true
+}
