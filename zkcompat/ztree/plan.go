@@ -71,6 +71,12 @@ func (v View) Plan(w Write, topicID []byte) Plan {
 		return v.planConfig(w, p)
 	case state.PathBroker, state.PathController:
 		return v.planProjected(w)
+	case state.Free:
+		if entity, below := belowConfig(w.Path); below && w.Op == OpCreate {
+			if _, ok := v.Node(entity, Observer{}); ok {
+				return refuse(statepb.Code_NO_AUTH, "%s: %s has no nodes below it (quotas of a user's clients are not served)", w.Path, entity)
+			}
+		}
 	case state.PathOffset:
 		if w.Op == OpSetACL {
 			return v.planProjected(w)
@@ -230,6 +236,17 @@ func sameReplicas(have []id.BrokerID, want []int32) bool {
 
 // ---- /config/<type>/<name> ----
 
+// belowConfig tells whether a path is below a configured entity, and which.
+func belowConfig(path string) (entity string, below bool) {
+	rest, ok := strings.CutPrefix(path, configDir)
+	if !ok {
+		return "", false
+	}
+	typ, rest, ok := strings.Cut(rest, "/")
+	name, _, below := strings.Cut(rest, "/")
+	return configDir + typ + "/" + name, ok && below && state.ConfigType(typ)
+}
+
 // configDoc is the datum of a configured entity.
 type configDoc struct {
 	Version json.Number       `json:"version"`
@@ -250,6 +267,15 @@ func (v View) planConfig(w Write, p state.Path) Plan {
 	set.CreateOnly, set.ExistsOnly = w.Op == OpCreate, w.Op == OpSetData
 	if w.Op == OpCreate {
 		set.ZnodeVersion = -1
+	}
+	_, exists := v.s.Config(p.Type, p.Name)
+	switch {
+	case w.Op == OpCreate && exists:
+		return refuse(statepb.Code_NODE_EXISTS, "%s exists", w.Path)
+	case w.Op == OpSetData && !exists:
+		return refuse(statepb.Code_NO_NODE, "%s does not exist", w.Path)
+	case w.Op == OpCreate && w.Data == nil:
+		return plan // a directory on the way to something else: an entity without configuration
 	}
 	var doc configDoc
 	if err := decode(w.Data, &doc); err != nil {
