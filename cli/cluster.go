@@ -14,7 +14,7 @@ import (
 )
 
 func (a *app) clusterCommand() *cobra.Command {
-	return group("cluster", "Make a cluster, and look at it", a.clusterInit(), a.clusterStatus())
+	return group("cluster", "Make a cluster, and look at it", a.clusterInit(), a.clusterStatus(), a.clusterLevel())
 }
 
 const initHelp = `Make the first node the first of a new cluster.
@@ -41,37 +41,88 @@ func (a *app) clusterInit() *cobra.Command {
 	return cmd
 }
 
-// initCluster asks the node over its admin port: POST /v1/cluster/init, answered with {"clusterId": ...} or {"error": ...}.
+// initCluster asks the node over its admin port.
 func initCluster(ctx context.Context, admin string) (string, error) {
+	var answer struct {
+		ClusterID string `json:"clusterId"`
+	}
+	if err := post(ctx, "cluster init", admin, "/v1/cluster/init", &answer); err != nil {
+		return "", err
+	}
+	if answer.ClusterID == "" {
+		return "", notAdmin("cluster init", admin)
+	}
+	return answer.ClusterID, nil
+}
+
+const levelHelp = `Raise the cluster's feature level, after all of its nodes run a newer build.
+
+Commands of a newer build are used only from its level on, so nodes of the older build stay in the cluster unharmed until
+then. Without --to the highest level is taken that every live node serves. There is no way back.`
+
+func (a *app) clusterLevel() *cobra.Command {
+	var admin string
+	var to uint32
+	cmd := &cobra.Command{Use: "level", Short: "Raise the feature level after an upgrade", Long: levelHelp, Args: cobra.NoArgs,
+		Example: "  barnabas cluster level\n  barnabas cluster level --to 2 --admin kafka1:8080",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			path := "/v1/cluster/level"
+			if to > 0 {
+				path += "?level=" + strconv.FormatUint(uint64(to), 10)
+			}
+			var answer struct {
+				Level uint32 `json:"level"`
+			}
+			if err := post(cmd.Context(), "cluster level", admin, path, &answer); err != nil {
+				return err
+			}
+			if answer.Level == 0 {
+				return notAdmin("cluster level", admin)
+			}
+			if a.output == "json" {
+				return a.json(answer)
+			}
+			_, err := fmt.Fprintf(a.Out, "the cluster is at feature level %d\n", answer.Level)
+			return err
+		}}
+	cmd.Flags().StringVarP(&admin, "admin", "a", "localhost:8080", "admin address of a node")
+	cmd.Flags().Uint32Var(&to, "to", 0, "level to raise to; 0: the highest that all live nodes serve")
+	return cmd
+}
+
+// post asks a node's admin port, which answers in JSON: what is asked, or {"error": ...}.
+func post(ctx context.Context, verb, admin, path string, answer any) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+admin+"/v1/cluster/init", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+admin+path, nil)
 	if err != nil {
-		return "", usagef("--admin %q is not host:port", admin)
+		return usagef("--admin %q is not host:port", admin)
 	}
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
 	resp, err := client.Do(req)
 	if err != nil {
-		return "", fmt.Errorf("cluster init: %w", err)
+		return fmt.Errorf("%s: %w", verb, err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	if err != nil {
-		return "", fmt.Errorf("cluster init: %w", err)
+		return fmt.Errorf("%s: %w", verb, err)
 	}
-	var answer struct {
-		ClusterID string `json:"clusterId"`
-		Error     string `json:"error"`
+	var refusal struct {
+		Error string `json:"error"`
 	}
-	err = json.Unmarshal(body, &answer)
-	if answer.Error != "" {
-		return "", fmt.Errorf("cluster init: the node refuses: %s", answer.Error)
+	if err = json.Unmarshal(body, &refusal); refusal.Error != "" {
+		return fmt.Errorf("%s: the node refuses: %s", verb, refusal.Error)
 	}
-	if err != nil || answer.ClusterID == "" || resp.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("cluster init: %s does not answer like a barnabas node: is it the admin port?", admin)
+	if err != nil || resp.StatusCode != http.StatusOK || json.Unmarshal(body, answer) != nil {
+		return notAdmin(verb, admin)
 	}
-	return answer.ClusterID, nil
+	return nil
+}
+
+func notAdmin(verb, admin string) error {
+	return fmt.Errorf("%s: %s does not answer like a barnabas node: is it the admin port?", verb, admin)
 }
 
 // clusterView is what `cluster status` shows.

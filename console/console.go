@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,6 +34,9 @@ type Node interface {
 	Status() any
 	// InitCluster founds a cluster on this node and returns its id.
 	InitCluster(ctx context.Context) (clusterID string, err error)
+	// RaiseLevel raises the cluster's feature level; level 0 means the highest that all live brokers serve. It returns
+	// the level after that.
+	RaiseLevel(ctx context.Context, level uint32) (uint32, error)
 }
 
 // Config is what a Console needs.
@@ -71,6 +75,7 @@ func (c *Console) Start() error {
 	mux.HandleFunc("GET /healthz", c.healthz)
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, c.cfg.Node.Status()) })
 	mux.HandleFunc("POST /v1/cluster/init", c.init)
+	mux.HandleFunc("POST /v1/cluster/level", c.level)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(c.cfg.Metrics, promhttp.HandlerOpts{}))
 	c.ln = ln
 	c.srv = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
@@ -117,6 +122,24 @@ func (c *Console) init(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	reply(w, http.StatusOK, map[string]string{"clusterId": clusterID})
+}
+
+// level takes ?level=n; without it the highest that all live brokers serve.
+func (c *Console) level(w http.ResponseWriter, r *http.Request) {
+	level := uint64(0)
+	if text := r.URL.Query().Get("level"); text != "" {
+		var err error
+		if level, err = strconv.ParseUint(text, 10, 32); err != nil || level == 0 {
+			reply(w, http.StatusBadRequest, map[string]string{"error": "level must be a number above 0"})
+			return
+		}
+	}
+	now, err := c.cfg.Node.RaiseLevel(r.Context(), uint32(level))
+	if err != nil {
+		reply(w, http.StatusConflict, map[string]string{"error": err.Error()})
+		return
+	}
+	reply(w, http.StatusOK, map[string]uint32{"level": now})
 }
 
 func verdict(w http.ResponseWriter, word string, reasons []Reason) {

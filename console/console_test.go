@@ -30,6 +30,13 @@ func (f *fakeNode) InitCluster(context.Context) (string, error) {
 	return "abc", f.initErr
 }
 
+func (f *fakeNode) RaiseLevel(_ context.Context, level uint32) (uint32, error) {
+	if level == 9 {
+		return 0, errors.New("broker 3 serves levels 1 to 1")
+	}
+	return max(level, 1), nil
+}
+
 func TestConsole(t *testing.T) {
 	s := state.New()
 	e, err := proto.Marshal(&pb.Entry{Commands: []*pb.Command{
@@ -81,6 +88,10 @@ func TestConsole(t *testing.T) {
 	n.initErr = errors.New("already founded")
 	ask("POST", "/v1/cluster/init", 409, "already founded")
 	ask("GET", "/v1/cluster/init", 405, "")
+	ask("POST", "/v1/cluster/level", 200, `"level":1`)
+	ask("POST", "/v1/cluster/level?level=2", 200, `"level":2`)
+	ask("POST", "/v1/cluster/level?level=9", 409, "broker 3")
+	ask("POST", "/v1/cluster/level?level=x", 400, "number")
 	for _, line := range []string{"kafka_brokers 1", `kafka_topic_partition_leader{partition="0",topic="t"} 1`,
 		`kafka_consumergroup_current_offset{consumergroup="g",partition="0",topic="t"} 5`} {
 		ask("GET", "/metrics", 200, line)
