@@ -212,9 +212,12 @@ func TestOldGroup(t *testing.T) {
 	harness.CreateTopic(t, to.brokers, "shared", partitions, to.replicas, nil)
 	var h check.History
 	producer := harness.Produce(t, to.brokers, "shared", &h, harness.ProducerOptions{})
-	files := map[string]string{}
+	files, folder := map[string]string{}, testtool.Folder(t)
+	for _, name := range []string{"a", "b", "c", "d"} {
+		files[name] = filepath.Join(folder, name+".json")
+	}
+	watch := observe(t, to.zookeeper, "old", "shared", files)
 	member := func(name string) *testtool.Process {
-		files[name] = filepath.Join(testtool.Folder(t), name+".json")
 		return testtool.Start(t, name, testtool.JavaCommand(context.Background(), t, testtool.Programs, "HighLevelConsumer082",
 			"--zookeeper", to.zookeeper, "--group", "old", "--topic", "shared", "--id", name, "--auto-commit-ms", "200", "--output", files[name],
 			"--property", "rebalance.max.retries=20", "--property", "rebalance.backoff.ms=500"))
@@ -254,5 +257,6 @@ func TestOldGroup(t *testing.T) {
 		}
 	}
 	all := receipts(t, files, "shared")
-	h.Fail(t, all, append(append(check.NoLoss(h.Acks(), all), check.NoDuplicate(all)...), check.OffsetUnique(h.Acks(), all)...))
+	faults := append(watch.verify(3*time.Second), check.NoLoss(h.Acks(), all)...)
+	h.Fail(t, all, append(append(faults, check.NoDuplicate(all)...), check.OffsetUnique(h.Acks(), all)...))
 }

@@ -174,6 +174,38 @@ func OneOwner(owned []Ownership, slack time.Duration) []Fault {
 	return faults
 }
 
+// Receipt is a record that a member had received at the time given or a little before.
+type Receipt struct {
+	Owner     string
+	Topic     string
+	Partition int32
+	At        time.Time
+}
+
+// ReadByOwner (C8): nobody receives from a partition that another has held for all of the slack before: what a member has
+// buffered, and the time until it notices a lost session, must fit into the slack. One fault for each reader of a partition.
+func ReadByOwner(receipts []Receipt, owned []Ownership, slack time.Duration) []Fault {
+	byPartition := map[Place][]Ownership{}
+	for _, o := range owned {
+		p := Place{Topic: o.Topic, Partition: o.Partition}
+		byPartition[p] = append(byPartition[p], o)
+	}
+	seen := map[string]bool{}
+	var faults []Fault
+	for _, r := range receipts {
+		for _, o := range byPartition[Place{Topic: r.Topic, Partition: r.Partition}] {
+			if o.Owner != r.Owner && !o.From.After(r.At.Add(-slack)) && !o.To.Before(r.At) {
+				what := fmt.Sprintf("%s received from %s-%d while %s held it", r.Owner, r.Topic, r.Partition, o.Owner)
+				if !seen[what] {
+					seen[what] = true
+					faults = append(faults, Fault{"two readers", what})
+				}
+			}
+		}
+	}
+	return faults
+}
+
 func earlier(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return a

@@ -127,6 +127,34 @@ func TestOneOwner(t *testing.T) {
 	}
 }
 
+func TestReadByOwner(t *testing.T) {
+	start := time.Unix(1000, 0)
+	second := func(n float64) time.Time { return start.Add(time.Duration(n * float64(time.Second))) }
+	owned := []Ownership{
+		{Owner: "a", Topic: "t", Partition: 0, From: second(0), To: second(10)},
+		{Owner: "b", Topic: "t", Partition: 0, From: second(11), To: second(30)},
+	}
+	for _, c := range []struct {
+		name  string
+		owner string
+		at    float64
+		want  int
+	}{
+		{"the owner", "a", 5, 0},
+		{"a buffered record after the release", "a", 10.5, 0},
+		{"a late notice within the slack", "a", 12, 0},
+		{"a zombie", "a", 15, 1},
+		{"before its claim", "b", 5, 1},
+		{"between owners", "b", 10.5, 0},
+		{"a stranger", "c", 20, 1},
+	} {
+		receipts := []Receipt{{Owner: c.owner, Topic: "t", Partition: 0, At: second(c.at)}, {Owner: c.owner, Topic: "t", Partition: 1, At: second(c.at)}}
+		if got := ReadByOwner(append(receipts, receipts...), owned, 2*time.Second); len(got) != c.want {
+			t.Errorf("%s: %v, want %d faults", c.name, got, c.want)
+		}
+	}
+}
+
 func TestSeedIsReplayed(t *testing.T) {
 	t.Setenv("BARNABAS_SEED", "42")
 	if a, b := Rand(t).Uint64(), Rand(t).Uint64(); a != b {
