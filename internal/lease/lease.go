@@ -167,3 +167,14 @@ func (b *Book) Registered(broker id.BrokerID, now time.Duration) {
 	e := b.entry(broker)
 	e.heard, e.applied = max(e.heard, now), 0
 }
+
+// HeardFrom returns when a broker was last heard in this term; the earliest possible time before the first.
+func (b *Book) HeardFrom(broker id.BrokerID) time.Duration {
+	if e := b.entries[broker]; e != nil && e.heard > 0 {
+		return e.heard
+	}
+	return b.floor
+}
+
+// Restart notes that this leader was stopped until now: it could hear nobody, and gives everybody time to report.
+func (b *Book) Restart(now time.Duration) { b.started = max(b.started, now) }
