@@ -178,7 +178,7 @@ func (l *Log) write(v *view, batches []byte, now int64) error {
 	}
 	l.writer.bytesSince = since
 	next.epochs = epochs
-	l.view.Store(&next)
+	l.publish(&next)
 	return nil
 }
 
@@ -263,7 +263,7 @@ func (l *Log) roll(v *view, now int64) (*view, error) {
 	next.active = a
 	l.writer.bytesSince = 0
 	l.writer.recoveryPoint = v.end
-	l.view.Store(&next)
+	l.publish(&next)
 	if err := l.writeCheckpoint(checkpoint{start: v.start, recovery: v.end}); err != nil {
 		return nil, err
 	}

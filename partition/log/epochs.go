@@ -81,7 +81,7 @@ func (l *Log) BeginEpoch(epoch id.LeaderEpoch) error {
 	if err != nil {
 		return err
 	}
-	l.view.Store(&next)
+	l.publish(&next)
 	return nil
 }
 

@@ -191,9 +191,9 @@ func TestCutFiles(t *testing.T) {
 			for range 12 {
 				appendN(t, l, 2, 0)
 			}
-			must(t, l.Close())
 			segs, err := l.Segments()
 			must(t, err)
+			must(t, l.Close())
 			seg := segs[0]
 			if newest {
 				seg = segs[len(segs)-1]

@@ -93,6 +93,7 @@ type Log struct {
 		bytesSince    int64 // bytes appended since the last index entry
 		producers     producers
 		recoveryPoint id.Offset
+		settled       bool // the directory is as Close would leave it
 	}
 }
 
@@ -205,7 +206,7 @@ func (l *Log) Checkpoint() error {
 	l.writer.Lock()
 	defer l.writer.Unlock()
 	v, err := l.writable()
-	if err != nil {
+	if err != nil || l.writer.settled {
 		return err
 	}
 	if _, err := l.Sync(); err != nil {
@@ -230,7 +231,7 @@ func (l *Log) Close() error {
 		return nil
 	}
 	var err error
-	if l.Failed() == nil {
+	if l.Failed() == nil && !l.writer.settled {
 		err = l.settle(v)
 	}
 	return errors.Join(err, l.closeFiles(v))
@@ -277,6 +278,9 @@ type SegmentInfo struct {
 // Segments lists the segments, oldest first; the last is the active one.
 func (l *Log) Segments() ([]SegmentInfo, error) {
 	v := l.view.Load()
+	if v.closed {
+		return nil, fmt.Errorf("%s: %w", l.dir, ErrClosed)
+	}
 	out := make([]SegmentInfo, 0, len(v.sealed)+1)
 	for _, s := range v.sealed {
 		out = append(out, SegmentInfo{Base: s.base, Size: s.size, MaxTimestamp: s.maxTS})
@@ -284,12 +288,21 @@ func (l *Log) Segments() ([]SegmentInfo, error) {
 	out = append(out, SegmentInfo{Base: v.active.base, Size: v.active.size, MaxTimestamp: v.active.maxTS})
 	for i := range out {
 		info, err := l.fs.Stat(segmentPath(l.dir, out[i].Base, logSuffix))
+		if err != nil && l.view.Load().gen != v.gen {
+			return l.Segments() // removed meanwhile
+		}
 		if err != nil {
 			return nil, err
 		}
 		out[i].ModTime = info.ModTime.UnixMilli()
 	}
 	return out, nil
+}
+
+// publish lets readers see v; the writer lock is held.
+func (l *Log) publish(v *view) {
+	l.writer.settled = false
+	l.view.Store(v)
 }
 
 // find returns the position in v.sealed of the segment that holds offset, or len(v.sealed) for the active one.

@@ -111,6 +111,7 @@ func (o *opener) open() (err error) {
 		return err
 	}
 	if o.report.Clean {
+		l.writer.settled = true
 		return nil
 	}
 	if err := l.writeEpochs(o.v.epochs); err != nil {

@@ -138,6 +138,9 @@ func (l *Log) ExpireProducers(before int64) int {
 	defer l.writer.Unlock()
 	n := len(l.writer.producers)
 	maps.DeleteFunc(l.writer.producers, func(_ int64, p *producer) bool { return p.lastSeen < before })
+	if len(l.writer.producers) < n {
+		l.writer.settled = false
+	}
 	return n - len(l.writer.producers)
 }
 

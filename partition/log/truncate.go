@@ -31,7 +31,7 @@ func (l *Log) TruncateTo(offset id.Offset) (id.Offset, error) {
 	case offset >= v.end:
 		next := *v
 		next.epochs = cutEpochs(v.epochs, offset)
-		l.view.Store(&next)
+		l.publish(&next)
 		return v.end, nil
 	case offset < v.start:
 		return offset, l.restartAt(v, offset, 0)
@@ -62,7 +62,7 @@ func (l *Log) cut(v *view, offset id.Offset) (id.Offset, error) {
 		return 0, err
 	}
 	// Readers leave what goes before it goes.
-	l.view.Store(&next)
+	l.publish(&next)
 	l.writer.recoveryPoint, l.writer.bytesSince = recovery, since
 	l.synced.Store(min(l.synced.Load(), int64(next.end)))
 	// Newest first, each durable before the next: whatever a crash leaves has no hole.
@@ -239,7 +239,7 @@ func (l *Log) restart(v *view, offset id.Offset, now int64) error {
 	}
 	next := view{gen: v.gen + 1, start: offset, end: offset, active: newActive(offset, nil, now)}
 	l.synced.Store(int64(offset))
-	l.view.Store(&next)
+	l.publish(&next)
 	if err := l.removeSegment(v.active.base, v.active.log); err != nil {
 		return err
 	}
@@ -264,7 +264,7 @@ func (l *Log) restart(v *view, offset id.Offset, now int64) error {
 	ready := next
 	ready.active = a
 	l.writer.producers, l.writer.bytesSince, l.writer.recoveryPoint = producers{}, 0, offset
-	l.view.Store(&ready)
+	l.publish(&ready)
 	if err := l.writeEpochs(nil); err != nil {
 		return err
 	}
@@ -300,7 +300,7 @@ func (l *Log) SetLogStart(offset id.Offset) error {
 	next.sealed = v.sealed[n:]
 	next.epochs = cutEpochsBelow(v.epochs, offset)
 	next.gen++
-	l.view.Store(&next)
+	l.publish(&next)
 	for _, s := range v.sealed[:n] {
 		err = errors.Join(err, removeFiles(l.fs, l.dir, s.base, logSuffix, indexSuffix, timeIndexSuffix), s.log.Close())
 	}
