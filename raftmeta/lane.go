@@ -3,6 +3,7 @@ package raftmeta
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
@@ -285,6 +286,16 @@ func (l *lane) batch() (b batch) {
 		b.last = p.seq
 	}
 	return b
+}
+
+// gather is batch after everyone who is about to propose had a turn: an entry's results wake all its proposers at once,
+// and the first one's next command should not travel alone. It costs nothing when nobody else is ready to run.
+func (l *lane) gather() batch {
+	if l.idle() {
+		return batch{}
+	}
+	runtime.Gosched()
+	return l.batch()
 }
 
 // accepted notes that a leader took the batch, unless a rewind came in between.

@@ -207,7 +207,7 @@ func (n *Node) runLane(l *lane) {
 		var pause <-chan time.Time
 		if lead.ID == "" {
 			wake = nil
-		} else if b := l.batch(); len(b.chunk) > 0 {
+		} else if b := l.gather(); len(b.chunk) > 0 {
 			err := n.forward(lead, b)
 			if err == nil {
 				l.accepted(b)
