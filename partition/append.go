@@ -2,6 +2,7 @@ package partition
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -165,6 +166,17 @@ func (r *replica) checkDiskOfAppend(l *log.Log, err error) error {
 		return fmt.Errorf("%w: %w", ErrStorage, err)
 	}
 	err = translate(err)
+	if errors.Is(err, ErrOutOfOrderSequence) || errors.Is(err, ErrDuplicateSequence) || errors.Is(err, ErrInvalidProducerEpoch) {
+		// A verdict that a producer may not survive is an answer about the log: a leader that may be deposed does not give it.
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.leadsLocked(-1) == nil {
+			if _, no := r.rightLocked(r.m.deps.Clock.Boot()); no != nil {
+				return fmt.Errorf("%w: %s may not judge a sequence number now: %w", ErrNotLeader, r, no)
+			}
+		}
+		return err
+	}
 	if Code(err) == ErrStorage.Code {
 		r.mu.Lock()
 		boot := r.m.deps.Clock.Boot()

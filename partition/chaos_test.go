@@ -13,6 +13,7 @@ import (
 
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/internal/lease"
+	"github.com/barnabas-mq/barnabas/internal/vfs"
 	"github.com/barnabas-mq/barnabas/partition/log"
 	"github.com/barnabas-mq/barnabas/partition/record"
 )
@@ -43,7 +44,8 @@ func (c *cluster) produceAll(ctx context.Context, t *testing.T, p int32, h *hist
 	for seq := int32(0); ctx.Err() == nil; seq++ {
 		value := fmt.Sprintf("p%d-%d", p, seq)
 		for {
-			b := c.brokers[c.row("t", p).Leader]
+			row := c.row("t", p)
+			b := c.brokers[row.Leader]
 			if b == nil || rng.IntN(20) == 0 { // stale metadata
 				b = c.brokers[id.BrokerID(1+rng.IntN(len(c.brokers)))]
 			}
@@ -62,7 +64,9 @@ func (c *cluster) produceAll(ctx context.Context, t *testing.T, p int32, h *hist
 				h.mu.Unlock()
 				break
 			}
-			if errors.Is(res.Err, ErrOutOfOrderSequence) || errors.Is(res.Err, ErrDuplicateSequence) {
+			now := c.row("t", p)
+			current := b.id == row.Leader && now.LeaderEpoch == row.LeaderEpoch // a real client never goes back to an older leader
+			if current && (errors.Is(res.Err, ErrOutOfOrderSequence) || errors.Is(res.Err, ErrDuplicateSequence)) {
 				h.mu.Lock()
 				h.faults = append(h.faults, fmt.Sprintf("%s at broker %d: %v", value, b.id, res.Err))
 				h.mu.Unlock()
@@ -144,7 +148,15 @@ func (c *cluster) fault(t *testing.T, rng *rand.Rand) {
 	b := c.brokers[id.BrokerID(1+rng.IntN(len(c.brokers)))]
 	other := c.brokers[id.BrokerID(1+rng.IntN(len(c.brokers)))]
 	pause := time.Duration(rng.IntN(200)) * time.Millisecond
-	switch rng.IntN(6) {
+	elect := func() {
+		for p := range int32(2) {
+			row := c.row("t", p)
+			to := row.ISR[rng.IntN(len(row.ISR))]
+			c.t.Logf("elect %d for %d", to, p)
+			c.elect("t", p, to)
+		}
+	}
+	switch rng.IntN(7) {
 	case 0: // power loss, seen at once
 		c.t.Logf("crash %d", b.id)
 		b.crash(rng, rng.Float64())
@@ -161,12 +173,7 @@ func (c *cluster) fault(t *testing.T, rng *rand.Rand) {
 		time.Sleep(pause)
 		b.cut.Delete(other.id)
 	case 3: // planned moves
-		for p := range int32(2) {
-			row := c.row("t", p)
-			to := row.ISR[rng.IntN(len(row.ISR))]
-			c.t.Logf("elect %d for %d", to, p)
-			c.elect("t", p, to)
-		}
+		elect()
 		time.Sleep(pause)
 	case 4: // cut from the metadata: fenced when its lease has surely ended
 		c.t.Logf("lag %d", b.id)
@@ -179,11 +186,28 @@ func (c *cluster) fault(t *testing.T, rng *rand.Rand) {
 			b.crash(rng, 1) // it must register anew
 			b.start()
 		} else {
-			time.Sleep(pause)
+			elect()
+			time.Sleep(5 * pause)
 			b.lag(false)
 		}
 	case 5:
 		time.Sleep(pause)
+	case 6: // power loss of all at once
+		c.t.Log("crash all")
+		clones := map[id.BrokerID]*vfs.Mem{}
+		for _, b := range c.brokers {
+			b.up.Store(false)
+		}
+		for _, b := range c.brokers {
+			clones[b.id] = b.disk.CrashClone(rng, vfs.Crash{Keep: rng.Float64(), Torn: true})
+		}
+		for _, b := range c.brokers {
+			b.end()
+			b.disk = clones[b.id]
+		}
+		for _, b := range c.brokers {
+			b.start()
+		}
 	}
 }
 
@@ -197,6 +221,15 @@ func TestChaos(t *testing.T) {
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	c := newCluster(t, 3, Config{ReplicaLagMax: 200 * time.Millisecond, SegmentBytes: 20_000})
+	slow := func(op vfs.Op) error {
+		if op.Kind == vfs.OpSync {
+			time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond)
+		}
+		return nil
+	}
+	for _, b := range c.brokers {
+		b.fault.Store(&slow)
+	}
 	c.createTopic("t", 1, []int32{1, 2, 3}, []int32{2, 3, 1})
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
