@@ -131,6 +131,9 @@ func (a *app) produce(ctx context.Context, o produceOptions, files []string) err
 		return err
 	}
 	defer cl.Close()
+	if err := cl.Ping(ctx); err != nil { // after this, lines wait for brokers for as long as it takes
+		return fmt.Errorf("no broker answers: %w", err)
+	}
 	run := &producing{o: o, client: cl, acks: acks, begin: time.Now()}
 	p := newProgress(a.Err, func(d time.Duration) string { return run.line(d, total) })
 	err = run.all(ctx, in)
