@@ -95,3 +95,21 @@ func TestHeldClaims(t *testing.T) {
 		c.must(jute.OpExists, &jute.PathWatch{Path: "/"})
 	}
 }
+
+// delete.topic.enable=false is kept on this port too.
+func TestKeepTopics(t *testing.T) {
+	f := newFold(t, 1)
+	n := f.node(t, 0)
+	b, err := zkcompat.NewStateBackend(zkcompat.StateConfig{Proposer: n, Views: n, KeepTopics: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, addr := serve(t, b, nil)
+	n.b = b
+	a := session(t, addr)
+	a.create("/brokers/topics/t", `{"version":1,"partitions":{"0":[1]}}`, 0)
+	if m, _ := a.call(jute.OpCreate, createReq("/admin/delete_topics/t", nil, 0)); m.Err != jute.NoAuth {
+		t.Fatal(m)
+	}
+	a.must(jute.OpExists, &jute.PathWatch{Path: "/brokers/topics/t/partitions/0/state"})
+}

@@ -244,7 +244,7 @@ func script(w *twins) {
 			call(a, jute.OpGetACL, &jute.Path{Path: p})
 		}
 		call(a, jute.OpDelete, ver(p, -1))
-		if !strings.ContainsAny(p, "\U0001F600\xff") { // Java rewrites surrogates and bad UTF-8 where we echo bytes
+		if !strings.Contains(p, "\U0001F600") && !strings.Contains(p, "\xff") { // Java rewrites surrogates and bad UTF-8 where we echo bytes
 			call(a, jute.OpSync, &jute.Path{Path: p})
 		}
 	}
@@ -365,7 +365,8 @@ func random(w *twins, r *rand.Rand, steps int, root string) {
 	w.unordered = false
 }
 
-func lockStep(t *testing.T, ours string) {
+func TestLockStep(t *testing.T) {
+	_, ours := serve(t, newFold(t, 3).backend(t), nil)
 	real := reference.ZooKeeper(t).Addr
 	for end := time.Now().Add(30 * time.Second); ; { // ruok is answered a moment before sessions are
 		c := dialRaw(t, real)
@@ -383,14 +384,4 @@ func lockStep(t *testing.T, ours string) {
 			random(w, rand.New(rand.NewPCG(seed, 3)), 400, fmt.Sprintf("/r%d", seed))
 		})
 	}
-}
-
-func TestLockStepInMemory(t *testing.T) {
-	_, ours := serve(t, newMemBackend(), nil)
-	lockStep(t, ours)
-}
-
-func TestLockStepState(t *testing.T) {
-	_, ours := serve(t, newFold(t, 3).backend(t), nil)
-	lockStep(t, ours)
 }

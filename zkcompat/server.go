@@ -206,14 +206,6 @@ func (s *Server) closeAll() {
 	s.conns.Unlock()
 }
 
-func (s *Server) each(f func(*conn)) {
-	s.conns.Lock()
-	defer s.conns.Unlock()
-	for c := range s.conns.all {
-		f(c)
-	}
-}
-
 // apply is the Backend's subscriber: events first, then the tree, in one step as seen by every reply.
 func (s *Server) apply(u Update) {
 	s.gate.Lock()

@@ -40,7 +40,9 @@ type StateConfig struct {
 	Coordinator Coordinator // nil: claims are proposed like other writes
 	// Broker returns this broker's id as it is registered now: sessions tell where their connection is.
 	Broker func() id.BrokerID
-	Log    *slog.Logger // default: slog.Default
+	// KeepTopics refuses to delete topics (delete.topic.enable=false).
+	KeepTopics bool
+	Log        *slog.Logger // default: slog.Default
 }
 
 // StateBackend serves the metadata state. The node must call Applied and Reset for every entry; see there.
@@ -203,6 +205,9 @@ func (b *StateBackend) Write(ctx context.Context, c Caller, w Write) (Result, er
 	for range maxReplans {
 		v := ztree.New(b.view.Load()) // never older than what the session has seen
 		plan := v.Plan(planned(w), topicID)
+		if b.cfg.KeepTopics && plan.Command.GetDeleteTopic() != nil {
+			plan = ztree.Plan{Code: statepb.Code_NO_AUTH, Text: "topics are not deleted: delete.topic.enable is false"}
+		}
 		r := &statepb.Result{Code: plan.Code, Text: plan.Text, Index: uint64(v.Index())}
 		if plan.Command != nil {
 			var err error
