@@ -156,11 +156,15 @@ func (c *Controller) MayGrant(b id.BrokerID, epoch id.BrokerEpoch, applied id.In
 	return m != nil && m.epoch == epoch && !m.dead && !m.left && c.book.MayGrant(b, applied)
 }
 
-// Dead takes in proof that an incarnation is dead (its port refuses connections). Older incarnations are dead anyway.
-func (c *Controller) Dead(b id.BrokerID, epoch id.BrokerEpoch) {
-	if m := c.brokers[b]; m != nil && m.epoch == epoch {
-		m.dead = true
+// Dead takes in proof that an incarnation is dead (its port refuses connections); false when that is no news. Older
+// incarnations are dead anyway.
+func (c *Controller) Dead(b id.BrokerID, epoch id.BrokerEpoch) bool {
+	m := c.brokers[b]
+	if m == nil || m.epoch != epoch || m.dead {
+		return false
 	}
+	m.dead = true
+	return true
 }
 
 // Goodbye takes in that an incarnation serves nothing any more. It is false when that incarnation is not live: then there is
@@ -244,7 +248,8 @@ func (c *Controller) Applied(v *state.View, changes []state.Change, now time.Dur
 func (c *Controller) Quiet(now time.Duration) []id.BrokerID {
 	var quiet []id.BrokerID
 	c.view.Brokers(func(b *state.Broker) bool {
-		if b.Liveness == state.Live && c.book.HeardFrom(b.ID) <= now-Quiet {
+		m := c.brokers[b.ID]
+		if b.Liveness == state.Live && m != nil && !m.dead && c.book.HeardFrom(b.ID) <= now-Quiet {
 			quiet = append(quiet, b.ID)
 		}
 		return true
