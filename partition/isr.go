@@ -41,12 +41,11 @@ func (m *Manager) brokerEpoch(b id.BrokerID) id.BrokerEpoch {
 
 // noteFetchLocked takes in what a follower's fetch says, at its receipt: it has synced everything below offset, of the epoch
 // that the caller has checked.
-func (r *replica) noteFetchLocked(from lease.Member, offset, logStart id.Offset, stamp time.Duration, stamped bool) {
+func (r *replica) noteFetchLocked(from lease.Member, offset, logStart id.Offset, stamp time.Duration, stamped bool, now time.Duration) {
 	f, ok := r.s.lead.remotes[from.Broker]
 	if !ok || from.Epoch < f.epoch {
 		return // not a replica, or a dead incarnation
 	}
-	now := r.m.deps.Clock.Boot()
 	r.s.lead.right.Fetched(from, stamp, stamped, now)
 	if from.Epoch > f.epoch && f.epoch != 0 {
 		*f = remote{end: -1} // a new incarnation: what its disk kept is not known
@@ -74,14 +73,15 @@ func (r *replica) considerISRLocked(now time.Duration) {
 		f := r.s.lead.remotes[b]
 		return f != nil && r.laggingLocked(b, f, now)
 	})
-	if _, err := r.rightLocked(now); err == nil {
-		for _, b := range r.s.replicas {
-			f := r.s.lead.remotes[b]
-			if f == nil || slices.Contains(r.s.isr, b) || f.end < max(r.s.hw, r.s.lead.epochStart) || !r.m.eligible(b, f.epoch) || r.laggingLocked(b, f, now) {
-				continue
-			}
-			isr = append(isr, b)
+	for _, b := range r.s.replicas {
+		f := r.s.lead.remotes[b]
+		if f == nil || slices.Contains(r.s.isr, b) || f.end < max(r.s.hw, r.s.lead.epochStart) || !r.m.eligible(b, f.epoch) || r.laggingLocked(b, f, now) {
+			continue
 		}
+		if _, no := r.rightLocked(now); no != nil {
+			break
+		}
+		isr = append(isr, b)
 	}
 	if slices.Equal(isr, r.s.isr) {
 		return

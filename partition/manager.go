@@ -62,7 +62,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	m.mu.Lock()
 	m.ctx = ctx
 	m.mu.Unlock()
-	m.Reset(m.deps.Views.View())
+	m.current.CompareAndSwap(nil, m.deps.Views.View()) // unless a newer one was handed over already
+	m.SelfChanged()
 	m.spawn(m.reconcile)
 	m.spawn(func(ctx context.Context) { m.commits.run(ctx, m.cfg.Workers) })
 	m.spawn(m.housekeep)
@@ -186,7 +187,7 @@ func (m *Manager) Reset(v *state.View) {
 	m.work.wake()
 }
 
-// SelfChanged says that Self returns something new, after a registration.
+// SelfChanged says that Self returns something new, after a registration: leaderships of the new incarnation begin.
 func (m *Manager) SelfChanged() {
 	m.work.everything()
 	m.work.wake()
@@ -200,11 +201,21 @@ func (m *Manager) fence(v *state.View, tp id.TopicPartition, topic id.TopicID) {
 	}
 	if row, ok := v.Partition(tp.Topic, tp.Partition); ok {
 		if t, ok := v.Topic(tp.Topic); ok && t.ID == topic {
-			r.row.Store(row)
+			r.fence(row)
 			return
 		}
 	}
-	r.row.Store(deletedRow)
+	r.fence(deletedRow)
+}
+
+// fence never goes back: the reconciler may hand over a row that is older than one just applied.
+func (r *replica) fence(row *state.Partition) {
+	for {
+		old := r.row.Load()
+		if old.Epoch >= row.Epoch || r.row.CompareAndSwap(old, row) {
+			return
+		}
+	}
 }
 
 // deletedRow is the row of a partition that has none.
@@ -213,7 +224,7 @@ var deletedRow = &state.Partition{Leader: id.NoBroker, LeaderEpoch: 1<<31 - 1, E
 func (m *Manager) fenceTopic(topic string, tid id.TopicID) {
 	for _, r := range m.all() {
 		if r.tp.Topic == topic && r.topicID == tid {
-			r.row.Store(deletedRow)
+			r.fence(deletedRow)
 		}
 	}
 }

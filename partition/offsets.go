@@ -194,7 +194,7 @@ type LogInfo struct {
 	Size    int64  // bytes of its segments
 	Lag     int64  // records that the replica knows to be behind: a follower's end below the high watermark
 	LogEnd  id.Offset
-	Failure error // why it stopped, or what it cannot serve
+	Failure string // why it stopped, or what it cannot serve
 }
 
 // DescribeLogs lists every replica here, in no order (DescribeLogDirs; Failure also for broker reports).
@@ -202,13 +202,16 @@ func (m *Manager) DescribeLogs() []LogInfo {
 	var out []LogInfo
 	for _, r := range m.all() {
 		r.mu.Lock()
-		info := LogInfo{TopicPartition: r.tp, TopicID: r.topicID, Role: r.s.role.String(), Failure: r.s.failure}
+		info := LogInfo{TopicPartition: r.tp, TopicID: r.topicID, Role: r.s.role.String()}
 		if l := r.s.log; l != nil {
 			info.Size, info.LogEnd = l.Size(), l.LogEnd()
 			info.Lag = max(int64(r.s.hw-info.LogEnd), 0)
 		}
-		if info.Failure == nil && r.s.damagedAt >= 0 {
-			info.Failure = fmt.Errorf("%w: damaged from offset %d on", ErrStorage, r.s.damagedAt)
+		switch {
+		case r.s.failure != nil:
+			info.Failure = r.s.failure.Error()
+		case r.s.damagedAt >= 0:
+			info.Failure = fmt.Sprintf("damaged from offset %d on", r.s.damagedAt)
 		}
 		r.mu.Unlock()
 		out = append(out, info)

@@ -143,9 +143,8 @@ func (r *replica) advanceLocked() {
 		return
 	}
 	hw := r.syncedEnd(r.s.log)
-	now := r.m.deps.Clock.Boot()
 	for b, f := range r.s.lead.remotes {
-		if f.end < hw && (r.countsLocked(b) || r.joiningLocked(b, f, now)) {
+		if f.end < hw && (r.countsLocked(b) || r.joiningLocked(b, f)) {
 			hw = f.end
 		}
 	}
@@ -170,8 +169,8 @@ func (r *replica) countsLocked(b id.BrokerID) bool {
 }
 
 // joiningLocked: a follower out of the ISR that is nearly caught up is waited for (Partition.maybeIncrementLeaderHW).
-func (r *replica) joiningLocked(b id.BrokerID, f *remote, now time.Duration) bool {
-	return f.everCaughtUp && now-f.caughtUp <= r.m.cfg.ReplicaLagMax && r.m.eligible(b, f.epoch)
+func (r *replica) joiningLocked(b id.BrokerID, f *remote) bool {
+	return f.everCaughtUp && r.m.eligible(b, f.epoch) && r.m.deps.Clock.Boot()-f.caughtUp <= r.m.cfg.ReplicaLagMax
 }
 
 // shownLocked says whether the marks may be shown to consumers: the high watermark has reached what was taken over, and the

@@ -127,6 +127,7 @@ func (f *replicaFetch) decode(payload []byte) error {
 
 // arrive notes what the fetch says about its sender, once, at its receipt.
 func (f *replicaFetch) arrive() {
+	now := f.m.deps.Clock.Boot()
 	for i := range f.items {
 		it := &f.items[i]
 		if it.err != nil {
@@ -141,9 +142,9 @@ func (f *replicaFetch) arrive() {
 		if it.err == nil {
 			offset := id.Offset(it.ask.FetchOffset)
 			if _, diverged := divergence(r.s.log, id.LeaderEpoch(it.ask.LastFetchedEpoch), offset); !diverged && offset <= r.s.log.LogEnd() {
-				r.noteFetchLocked(f.from, offset, id.Offset(it.ask.LogStartOffset), f.stamp, f.stamped)
+				r.noteFetchLocked(f.from, offset, id.Offset(it.ask.LogStartOffset), f.stamp, f.stamped, now)
 			} else {
-				r.s.lead.right.Fetched(f.from, f.stamp, f.stamped, f.m.deps.Clock.Boot())
+				r.s.lead.right.Fetched(f.from, f.stamp, f.stamped, now)
 			}
 		}
 		r.mu.Unlock()
