@@ -194,8 +194,13 @@ type LogInfo struct {
 	Size    int64  // bytes of its segments
 	Lag     int64  // records that the replica knows to be behind: a follower's end below the high watermark
 	LogEnd  id.Offset
-	Failure string // why it stopped, or what it cannot serve
+	Failure error  // why it stopped, or what it cannot serve; shows in JSON as its text
 }
+
+// failure is an error that encodes as its text.
+type failure string
+
+func (f failure) Error() string { return string(f) }
 
 // DescribeLogs lists every replica here, in no order (DescribeLogDirs; Failure also for broker reports).
 func (m *Manager) DescribeLogs() []LogInfo {
@@ -209,9 +214,9 @@ func (m *Manager) DescribeLogs() []LogInfo {
 		}
 		switch {
 		case r.s.failure != nil:
-			info.Failure = r.s.failure.Error()
+			info.Failure = failure(r.s.failure.Error())
 		case r.s.damagedAt >= 0:
-			info.Failure = fmt.Sprintf("damaged from offset %d on", r.s.damagedAt)
+			info.Failure = failure(fmt.Sprintf("damaged from offset %d on", r.s.damagedAt))
 		}
 		r.mu.Unlock()
 		out = append(out, info)
