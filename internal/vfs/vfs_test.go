@@ -230,7 +230,7 @@ func TestCrashCloneRepeatsBySeed(t *testing.T) {
 		}
 		return out
 	}
-	if dump() != dump() {
+	if first, second := dump(), dump(); first != second {
 		t.Fatal("two clones of one seed differ")
 	}
 }

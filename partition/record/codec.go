@@ -52,7 +52,6 @@ type Codecs struct {
 
 	unpacked []byte // result of decompress
 	scratch  []byte // records before compress
-	records  []Record
 
 	gzipReader *gzip.Reader
 	gzipWriter *gzip.Writer

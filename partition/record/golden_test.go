@@ -325,3 +325,30 @@ func TestWriteOurs(t *testing.T) {
 		}
 	}
 }
+
+// What Kafka 0.8.2.2's own classes write (testdata/OldClient.java) is taken; they read what we convert down: tried on 2026-11-29 with
+// the magic 0 files of TestWriteOurs, all five.
+func TestConvertsUpWhatKafka082Writes(t *testing.T) {
+	square := func(i int) byte { return byte(i * i / 7) }
+	want := []Record{
+		{Offset: 0, Timestamp: NoTimestamp, Value: []byte("first")},
+		{Offset: 1, Timestamp: NoTimestamp, Key: []byte("k1"), Value: []byte{}},
+		{Offset: 2, Timestamp: NoTimestamp, Key: []byte{}},
+		{Offset: 3, Timestamp: NoTimestamp, Key: pattern(300, square), Value: pattern(20000, square)},
+	}
+	for _, codec := range []Codec{None, Gzip, Snappy, LZ4} {
+		c := NewCodecs(0)
+		p, err := c.PrepareProduce(golden(t, "old-"+codec.String()), ProduceRules{Version: 0, MaxBatchBytes: 1 << 20})
+		if err != nil {
+			t.Errorf("%v: %v", codec, err)
+			continue
+		}
+		got, err := readBatches(c, p.Batches)
+		if err == nil {
+			err = diffRecords(got, want)
+		}
+		if err != nil || Batch(p.Batches).Codec() != codec {
+			t.Errorf("%v: %v, stored as %v", codec, err, Batch(p.Batches).Codec())
+		}
+	}
+}

@@ -485,3 +485,43 @@ func FuzzRecords(f *testing.F) {
 		}
 	})
 }
+
+// FuzzSet: messages of magic 0 and 1 with a right CRC, and any content within a wrapper that unpacks.
+func FuzzSet(f *testing.F) {
+	f.Add(uint8(0), uint8(0), []byte("plain"))
+	for magic := uint8(0); magic <= 1; magic++ {
+		for codec := uint8(1); codec <= 3; codec++ {
+			f.Add(magic, codec, set(message{magic: int8(magic), value: []byte("v")}, message{offset: 1, magic: int8(magic), key: []byte("k")}))
+		}
+	}
+	f.Fuzz(func(t *testing.T, magic, codec uint8, inner []byte) {
+		m := message{magic: int8(magic % 2), codec: Codec(codec % 4), value: inner, timestamp: testNow}
+		c := NewCodecs(1 << 20)
+		if m.codec != None {
+			var err error
+			m.value, err = c.compress(nil, m.codec, m.magic, inner)
+			must(t, err)
+		}
+		in := set(m)
+		p, err := c.PrepareProduce(in, ProduceRules{Version: 2, MaxBatchBytes: 1 << 20})
+		if err != nil {
+			if _, ok := Code(err); !ok {
+				t.Fatalf("error without a code: %v", err)
+			}
+			return
+		}
+		var want []Record
+		must(t, c.MessageSet(in, func(r *Record) error { want = append(want, r.clone()); return nil }))
+		for i := range want {
+			want[i].Offset = id.Offset(i)
+		}
+		up, err := readBatches(c, p.Batches)
+		must(t, err)
+		must(t, diffRecords(up, want))
+		d, err := c.DownConvert(nil, p.Batches, DownRules{Magic: m.magic, MaxBytes: 1 << 26})
+		must(t, err)
+		down, err := readSet(c, d.Set)
+		must(t, err)
+		must(t, diffRecords(down, want))
+	})
+}
