@@ -18,7 +18,7 @@ func (n *node) lead(ctx context.Context, term id.Term) {
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { n.groups.Run(ctx, term) })
-	wg.Go(func() { n.control(ctx, term) })
+	wg.Go(func() { n.controller.Run(ctx, term) })
 	wg.Wait()
 }
 

@@ -22,11 +22,11 @@ import (
 	"github.com/barnabas-mq/barnabas/cluster"
 	"github.com/barnabas-mq/barnabas/console"
 	"github.com/barnabas-mq/barnabas/groupcoord"
-	"github.com/barnabas-mq/barnabas/groupcoord/core"
 	"github.com/barnabas-mq/barnabas/internal/clock"
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/internal/vfs"
 	"github.com/barnabas-mq/barnabas/node/config"
+	"github.com/barnabas-mq/barnabas/node/minds"
 	"github.com/barnabas-mq/barnabas/partition"
 	"github.com/barnabas-mq/barnabas/raftmeta"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
@@ -51,11 +51,16 @@ type node struct {
 	cluster *cluster.Cluster
 	raft    *raftmeta.Node
 	parts   *partition.Manager
-	groups  *groupcoord.Driver
 	client  *groupcoord.Client
 	zk      *zkcompat.Server
 	zkState *zkcompat.StateBackend
 	console *console.Console
+
+	groups     *groupcoord.Driver // runs while this node leads, as does controller
+	controller *minds.Controller
+	collector  *cluster.Collector
+	reporter   *cluster.Reporter
+	deaths     *minds.Deaths
 
 	self       atomic.Pointer[registration] // nil until registered
 	registered chan struct{}                // closed at the first registration
@@ -101,6 +106,7 @@ func assemble(cfg config.Config, log *slog.Logger) (_ *node, err error) {
 	if err != nil {
 		return nil, err
 	}
+	n.assembleMinds()
 	if err := n.assembleRooms(); err != nil {
 		return nil, err
 	}
@@ -121,10 +127,6 @@ func (n *node) assembleRooms() (err error) {
 	if err != nil {
 		return err
 	}
-	n.groups = groupcoord.NewDriver(groupcoord.DriverConfig{
-		Proposer: n.raft, Views: n.raft, Clock: n.clock, NewMind: func() core.Mind { return core.NewCoordinator() },
-		Log: log.With("room", "groupcoord"),
-	})
 	n.client = groupcoord.NewClient(groupcoord.ClientConfig{
 		Caller: n.cluster, Leaders: leaders{n.raft}, Views: n.raft, Log: log.With("room", "groupcoord"),
 	})
@@ -160,6 +162,9 @@ func (n *node) wire() {
 		}
 	}
 	n.cluster.Handle(groupcoord.Method, n.groups.Handle)
+	n.cluster.Handle(cluster.MethodReport, n.collector.HandleReport)
+	n.cluster.Handle(cluster.MethodGoodbye, n.collector.HandleGoodbye)
+	n.cluster.OnPeerLost(n.deaths.PeerLost)
 	n.cluster.Handle(partition.MethodFetch, func(ctx context.Context, p cluster.Peer, payload []byte) ([]byte, error) {
 		return n.parts.HandleReplicaFetch(ctx, p.Broker, p.Epoch, payload)
 	})
@@ -172,6 +177,7 @@ func (n *node) wire() {
 			n.learnAddresses(u.View)
 			n.parts.Reset(u.View)
 			n.zkState.Reset(u.View)
+			n.controller.Reset(u.View)
 			return
 		}
 		for i := range u.Changes {
@@ -182,6 +188,7 @@ func (n *node) wire() {
 		n.parts.ApplyChanges(u.View, u.Changes)
 		n.zkState.Applied(u.View, u.Changes)
 		n.groups.Applied(u.View, u.Changes)
+		n.controller.Applied(u.View, u.Changes)
 	})
 	n.raft.RunMind("controller", n.lead)
 }
@@ -233,7 +240,8 @@ func (n *node) run(ctx context.Context) (err error) {
 	do("joining", n.join)
 	do("registration", n.register)
 	do("partitions", n.parts.Run)
-	do("reports", n.report)
+	do("reports", n.reporter.Run)
+	do("proofs of death", n.deaths.Run)
 	do("clients", n.serve)
 	<-work.Done()
 	wg.Wait()

@@ -2,30 +2,78 @@ package node
 
 import (
 	"context"
+	"errors"
 	"time"
 
+	"github.com/barnabas-mq/barnabas/cluster"
+	"github.com/barnabas-mq/barnabas/groupcoord"
+	"github.com/barnabas-mq/barnabas/groupcoord/core"
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/internal/lease"
+	"github.com/barnabas-mq/barnabas/node/minds"
+	"github.com/barnabas-mq/barnabas/raftmeta"
 )
 
-func (n *node) lease() lease.Lease {
-	var l lease.Lease
-	l.Answered(n.clock.Boot())
-	return l
+// assembleMinds makes what runs on the Raft leader, and what every node reports to it.
+func (n *node) assembleMinds() {
+	n.groups = groupcoord.NewDriver(groupcoord.DriverConfig{
+		Proposer: n.raft, Views: n.raft, Clock: n.clock, NewMind: func() core.Mind { return core.NewCoordinator() },
+		Log: n.log.With("room", "groupcoord"),
+	})
+	n.collector = cluster.NewCollector(cluster.CollectorConfig{
+		Clock: n.clock, ClockMs: func() int64 { return n.raft.View().ClockMs() },
+		Prove: func(ctx context.Context) (id.Term, error) { p, err := n.raft.Prove(ctx); return p.Term, err },
+	})
+	n.deaths = minds.NewDeaths(minds.DeathsConfig{
+		Views: n.raft, Log: n.log.With("room", "deaths"),
+		Probe: func(ctx context.Context, d id.DirectoryID) error {
+			_, err := n.cluster.Probe(ctx, cluster.ToDirectory(d))
+			return err
+		},
+		Dead:  func(b id.BrokerID, e id.BrokerEpoch) { n.parts.ProvenDead(b, e); n.controller.Dead(b, e) },
+		Waits: func() []id.BrokerID { return n.parts.WaitsFor() },
+	})
+	n.controller = minds.NewController(minds.ControllerConfig{
+		Clock: n.clock, Proposer: n.raft, Views: n.raft, Collector: n.collector, Suspect: n.deaths.Suspect, Log: n.log.With("room", "controller"),
+		Prove: func(ctx context.Context) (id.Term, time.Duration, error) {
+			p, err := n.raft.Prove(ctx)
+			return p.Term, p.SinceOlder, err
+		},
+	})
+	n.reporter = cluster.NewReporter(cluster.ReporterConfig{
+		Caller: n.cluster, Clock: n.clock, Self: n.selfEpoch, Leader: leaders{n.raft}.Leader, Log: n.log.With("room", "cluster"),
+		// Partitions are fenced before a view can be read, so they follow the state up to the view.
+		Applied: func() id.Index { return n.raft.View().Index() },
+		Sessions: func() ([]id.SessionID, func()) {
+			r := n.zk.Touches()
+			return r.Sessions, func() { n.zk.AckTouches(r) }
+		},
+		Fetches: n.fetches,
+	})
 }
 
-func (n *node) report(ctx context.Context) error {
-	for ctx.Err() == nil {
-		r := n.zk.Touches()
-		n.zk.AckTouches(r)
-		select {
-		case <-ctx.Done():
-		case <-time.After(200 * time.Millisecond):
-		}
+func (n *node) lease() lease.Lease { return n.reporter.Lease() }
+
+// fetches is who fetches what from this broker, as a report tells it.
+func (n *node) fetches() []cluster.Fetch {
+	now := n.clock.Boot()
+	infos := n.parts.Fetches()
+	out := make([]cluster.Fetch, len(infos))
+	for i, f := range infos {
+		out[i] = cluster.Fetch{Conn: f.Conn, ClientID: f.ClientID, Addr: f.Address, TopicPartition: f.TopicPartition, Age: now - f.Last}
 	}
-	return nil
+	return out
 }
 
-func (n *node) leave() {}
-
-func (n *node) control(ctx context.Context, term id.Term) { <-ctx.Done() }
+// leave hands over what this node has, so that nobody waits for it: the Raft leadership, then its place among the brokers.
+// Partitions and client ports have stopped.
+func (n *node) leave() {
+	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
+	defer cancel()
+	if err := n.raft.TransferLeadership(ctx); err != nil && !errors.Is(err, raftmeta.ErrNotLeader) {
+		n.log.Info("the Raft leadership was not handed over", "err", err)
+	}
+	if err := n.reporter.Leave(ctx); err != nil {
+		n.log.Warn("the others learn of this node's end only by its silence", "err", err)
+	}
+}
