@@ -226,7 +226,7 @@ func (c *conn) drain() {
 	}
 }
 
-// event appends an event's frame. Called with the gate held for writing.
+// event appends an event's frame. Gate held.
 func (c *conn) event(frame []byte) {
 	c.mu.Lock()
 	if !c.closed && !c.last {
