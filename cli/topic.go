@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"sort"
@@ -143,7 +144,7 @@ type partitionView struct {
 func viewOf(t kadm.TopicDetail) topicView {
 	v := topicView{Name: t.Topic, Partitions: []partitionView{}}
 	if t.ID != (kadm.TopicID{}) {
-		v.ID = t.ID.String()
+		v.ID = base64.RawURLEncoding.EncodeToString(t.ID[:]) // as Kafka writes it
 	}
 	for _, p := range t.Partitions.Sorted() {
 		v.Partitions = append(v.Partitions, partitionView{p.Partition, p.Leader, p.LeaderEpoch, p.Replicas, p.ISR})
