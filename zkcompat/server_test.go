@@ -2,6 +2,10 @@ package zkcompat_test
 
 import (
 	"encoding/binary"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -546,4 +550,34 @@ func FuzzRequests(f *testing.F) {
 		good.must(jute.OpExists, &jute.PathWatch{Path: "/brokers/ids/1"})
 		good.must(jute.OpClose, nil)
 	})
+}
+
+// TestCompatibilityTable keeps docs/COMPATIBILITY.md equal to what the server answers.
+func TestCompatibilityTable(t *testing.T) {
+	text, err := os.ReadFile("../docs/COMPATIBILITY.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, ok := strings.Cut(string(text), "## ZooKeeper protocol")
+	if !ok {
+		t.Fatal("docs/COMPATIBILITY.md has no section on the ZooKeeper protocol")
+	}
+	listed := map[jute.Op]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^\| (-?\d+) \| (\w+) \|`).FindAllStringSubmatch(section, -1) {
+		n, _ := strconv.Atoi(m[1])
+		if op := jute.Op(n); op.String() != m[2] {
+			t.Errorf("op %d is %v, the table has %s", n, op, m[2])
+		}
+		listed[jute.Op(n)] = true
+	}
+	_, addr := serve(t, newMemBackend(), nil)
+	for op := jute.Op(-20); op < 130; op++ {
+		c := session(t, addr)
+		c.sendXid(7, op, nil)
+		m, err := c.tryNext(10 * time.Second)
+		if served := err == nil && m.Err != jute.Unimplemented; served != listed[op] {
+			t.Errorf("%v is served: %v, listed: %v (%v)", op, served, listed[op], err)
+		}
+		_ = c.nc.Close()
+	}
 }
