@@ -22,6 +22,7 @@ const (
 	rpcTimeout      = time.Second
 	pipelineBuffer  = 256
 	connPool        = 5
+	appendRetry     = 50 * time.Millisecond
 	snapStallLimit  = 5 * time.Second // a received snapshot that makes no progress for so long is given up
 	snapPipeReadLen = 64 << 10
 )
@@ -259,6 +260,25 @@ func (s *stallReader) Read(b []byte) (int, error) {
 	}
 	s.err = err
 	return n, err
+}
+
+// AppendEntries implements raft.Transport. raft backs off for up to 10 s from a peer that fails, and nothing wakes it when
+// the peer is back: a restarted follower would follow that much later. So what carries the log (a heartbeat does not) is
+// repeated here until the peer takes it, the term is over, or the port closes; sending it twice is harmless.
+func (p *port) AppendEntries(id raft.ServerID, a raft.ServerAddress, q *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
+	for {
+		err := p.NetworkTransport.AppendEntries(id, a, q, r)
+		if err == nil || q.PrevLogEntry == 0 && len(q.Entries) == 0 || p.term() != q.Term {
+			return err
+		}
+		pause := time.NewTimer(appendRetry)
+		select {
+		case <-pause.C:
+		case <-p.done:
+			pause.Stop()
+			return err
+		}
+	}
 }
 
 // AppendEntriesPipeline implements raft.Transport. Its answers are buffered: raft stops reading after a refused one while

@@ -16,7 +16,7 @@ import (
 	"github.com/hashicorp/raft-wal/types"
 )
 
-// openWAL opens raft-wal 0.4.0 around four faults of it, each with a test in walfix_test.go:
+// openWAL opens raft-wal 0.4.0 around five faults of it, each with a test in walfix_test.go:
 //
 //   - A segment whose tail was truncated is marked sealed without an index; after a reopen no entry of it can be read
 //     ("sealed segment has no index block"). walFiler.Open then scans the file, as for an unsealed one.
@@ -24,6 +24,7 @@ import (
 //     (ErrSealed). finishRotation completes the rotation before the log is opened.
 //   - DeleteRange does not wait for a rotation under way, which would then seal the new tail in place of the old one.
 //     walLog waits for it.
+//   - GetLog still answers for entries of the tail segment that were deleted from the front. walLog checks.
 //   - Close leaves the meta store open, and with it its lock.
 func openWAL(dir string, segmentBytes int, log *slog.Logger) (*walLog, error) {
 	meta := &metadb.BoltMetaDB{}
@@ -53,6 +54,18 @@ var _ raft.LogStore = (*walLog)(nil)
 func (l *walLog) DeleteRange(lo, hi uint64) error {
 	l.filer.waitRotation()
 	return l.WAL.DeleteRange(lo, hi)
+}
+
+// GetLog implements raft.LogStore.
+func (l *walLog) GetLog(index uint64, e *raft.Log) error {
+	first, err := l.WAL.FirstIndex()
+	if err != nil {
+		return err
+	}
+	if index < first {
+		return raft.ErrLogNotFound
+	}
+	return l.WAL.GetLog(index, e)
 }
 
 // Close closes the log and its meta store.

@@ -163,3 +163,19 @@ func TestWALDeleteDuringRotation(t *testing.T) {
 	must(t, l.StoreLogs(cmds(last+1, last+9)))
 	must(t, l.Close())
 }
+
+// Entries deleted from the front of the tail segment.
+func TestWALDeletedPrefix(t *testing.T) {
+	l, err := openWAL(t.TempDir(), smallSegment, quiet())
+	must(t, err)
+	defer func() { must(t, l.Close()) }()
+	must(t, l.StoreLogs(cmds(1, 10)))
+	must(t, l.DeleteRange(1, 6))
+	if readable(l.WAL, 6, 6) != nil {
+		t.Error("the fault is gone from raft-wal: walLog.GetLog may go too")
+	}
+	if readable(l, 6, 6) == nil {
+		t.Error("entry 6 is still there")
+	}
+	must(t, readable(l, 7, 10))
+}

@@ -1,0 +1,92 @@
+package raftmeta
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+// A leader that was cut off with a long tail of its own gets a snapshot that ends below that tail: raft is opened again
+// in this process, the node goes on, and its subscriber is told of the jump.
+func TestReopenAfterConflictingSnapshot(t *testing.T) {
+	c := newCluster(t, 3, func(k *Config) { k.SnapshotBytes, k.TrailingBytes = 4<<10, 1 })
+	c.bootstrapState()
+	for _, n := range c.up() {
+		c.register(n)
+	}
+	old := c.leader()
+	first := old.inst.Load()
+	resets := make(chan Update, 64)
+	old.Subscribe(func(u Update) {
+		if u.Reset {
+			resets <- u
+		}
+	})
+	c.m.isolate(old.id, c.ids)
+	noop := mustMarshal(&statepb.Entry{Commands: []*statepb.Command{{Version: 1, Body: &statepb.Command_Tick{Tick: &statepb.Tick{}}}}})
+	common := uint64(old.View().Index())
+	var wg sync.WaitGroup
+	for range 64 { // they share the syncs, so that the tail is long before the lease ends
+		wg.Go(func() {
+			for range 8 {
+				if first.r.Apply(noop, time.Second).Error() == nil {
+					t.Error("committed without a quorum")
+				}
+			}
+		})
+	}
+	wg.Wait()
+	tail := first.r.LastIndex()
+
+	var other *testNode
+	eventually(t, "another leader", func() bool {
+		for _, n := range c.up() {
+			if n.id != old.id && n.leaderTerm() > 0 {
+				other = n
+			}
+		}
+		return other != nil
+	})
+	compacted := func() bool {
+		lo, err := other.stores.log.FirstIndex()
+		must(t, err)
+		return lo > common+1 // so an append can not reach back to what both have
+	}
+	for i := 0; i < 20 && !compacted(); i++ {
+		c := createZnode(fmt.Sprintf("/after-%d", i), false)
+		c.GetCreateZnode().Data = make([]byte, 1<<10)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		_, err := other.Propose(ctx, c)
+		cancel()
+		must(t, err)
+		eventuallyOr(compacted)
+	}
+	if !compacted() {
+		t.Fatal("the new leader's log was not compacted")
+	}
+	if other.inst.Load().r.LastIndex() >= tail {
+		t.Fatalf("the old leader's tail ends at %d, the new one's log at %d", tail, other.inst.Load().r.LastIndex())
+	}
+	c.m.heal()
+	c.converge()
+	eventually(t, "raft was opened again", func() bool { return old.inst.Load() != first })
+	select {
+	case u := <-resets:
+		if _, ok := u.View.Znode("/after-0"); !ok || u.Changes != nil {
+			t.Errorf("reset without the new state: %v", u)
+		}
+	default:
+		t.Error("no reset was told")
+	}
+	if _, err := old.Propose(c.ctx(), createZnode("/old-goes-on", false)); err != nil {
+		t.Fatal(err)
+	}
+	c.converge()
+	if err := old.Err(); err != nil {
+		t.Fatal(err)
+	}
+}
