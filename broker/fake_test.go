@@ -28,8 +28,9 @@ type fakeMeta struct {
 	st    *state.State
 	index id.Index
 	view  atomic.Pointer[state.View]
-	err   error // what Propose returns in place of applying
-	asked int   // commands that came
+	err   error               // what Propose returns in place of applying
+	asked int                 // commands that came
+	tell  func(state.Applied) // hears every applied entry, in order; may be nil
 }
 
 func (m *fakeMeta) View() *state.View { return m.view.Load() }
@@ -50,6 +51,9 @@ func (m *fakeMeta) Propose(ctx context.Context, cmd *statepb.Command) (*statepb.
 	m.index++
 	a := m.st.Apply(m.index, id.Term(max(cmd.Term, 1)), data)
 	m.view.Store(a.View)
+	if m.tell != nil {
+		m.tell(a)
+	}
 	return a.Settled[0].Result, nil
 }
 
