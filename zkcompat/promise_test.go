@@ -3,12 +3,14 @@ package zkcompat_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/internal/testtool"
 	"github.com/barnabas-mq/barnabas/zkcompat/jute"
 )
 
@@ -334,9 +336,22 @@ func TestNoChangeIsMissed(t *testing.T) {
 func TestIdleSessionsAreCheap(t *testing.T) {
 	f := newFold(t, 1)
 	s, addr := serve(t, f.backend(t), nil)
+	session(t, addr)
+	goroutines, heap := runtime.NumGoroutine(), heapBytes()
 	var all []*rawClient
-	for range 500 {
+	for range 499 {
 		all = append(all, session(t, addr))
+	}
+	testtool.Eventually(t, 10*time.Second, func() error {
+		if n := runtime.NumGoroutine() - goroutines; n > 510 {
+			return fmt.Errorf("%d goroutines for 499 idle connections", n)
+		}
+		return nil
+	})
+	per := (heapBytes() - heap) / 499
+	t.Logf("%d bytes of heap for an idle session and its test client", per)
+	if per > 16<<10 {
+		t.Errorf("an idle session takes %d bytes", per)
 	}
 	if st := s.Stats(); st.Sessions != 500 || st.Connections != 500 {
 		t.Fatalf("%+v", st)
@@ -361,6 +376,13 @@ func TestIdleSessionsAreCheap(t *testing.T) {
 	if len(slices.Compact(ids)) != 500 || ids[0] == id.SessionID(0) {
 		t.Fatal(len(ids))
 	}
+}
+
+func heapBytes() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 func BenchmarkRead(b *testing.B) {
