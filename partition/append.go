@@ -106,7 +106,7 @@ func (m *Manager) appendItem(a *Appending, i int, item *AppendItem, acks int16, 
 	if err != nil {
 		return err
 	}
-	out, l, err := r.appendAsLeader(prepared.Batches, acks, now, a, i)
+	out, l, err := r.appendAsLeader(prepared.Batches, acks, a, i)
 	if err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (m *Manager) appendItem(a *Appending, i int, item *AppendItem, acks int16, 
 }
 
 // appendAsLeader writes under the replica's order, wakes its followers, and enters the wait for the ack.
-func (r *replica) appendAsLeader(batches []byte, acks int16, now int64, a *Appending, i int) (log.Appended, *log.Log, error) {
+func (r *replica) appendAsLeader(batches []byte, acks int16, a *Appending, i int) (log.Appended, *log.Log, error) {
 	r.appendMu.Lock()
 	defer r.appendMu.Unlock()
 	r.mu.Lock()
@@ -136,7 +136,7 @@ func (r *replica) appendAsLeader(batches []byte, acks int16, now int64, a *Appen
 	if err != nil {
 		return log.Appended{}, nil, err
 	}
-	out, err := l.AppendAsLeader(batches, epoch, now)
+	out, err := l.AppendAsLeader(batches, epoch, r.m.logNow())
 	if err != nil {
 		return out, nil, r.checkDiskOfAppend(l, err)
 	}

@@ -40,6 +40,9 @@ type Config struct {
 	ReplicaFetchWait time.Duration
 	// FetchBytes bounds a reply to a consumer over all partitions, whatever it asks. Default 55 MiB, as Apache Kafka.
 	FetchBytes int
+	// ProducerExpiry is producer.id.expiration.ms, in cluster time: the state of a producer that wrote nothing for longer is
+	// forgotten. Default 24 h.
+	ProducerExpiry time.Duration
 	// RetryFailed is the pause before a replica whose disk failed is opened again. Default 10 s.
 	RetryFailed time.Duration
 	// Workers bounds the disk operations that run at once: opens, role changes, syncs. Default 16.
@@ -65,6 +68,7 @@ func (c Config) withDefaults() Config {
 	dur(&c.ReplicaLagMax, 10*time.Second)
 	dur(&c.ReplicaFetchWait, 500*time.Millisecond)
 	dur(&c.RetryFailed, 10*time.Second)
+	dur(&c.ProducerExpiry, 24*time.Hour)
 	return c
 }
 
@@ -84,8 +88,8 @@ func (c Config) validate() error {
 	if c.MinISR < 0 {
 		errs = append(errs, fmt.Errorf("MinISR is %d, allowed is 0 and more", c.MinISR))
 	}
-	if c.ReplicaLagMax < 0 || c.RetryFailed < 0 {
-		errs = append(errs, fmt.Errorf("ReplicaLagMax %v and RetryFailed %v must be positive", c.ReplicaLagMax, c.RetryFailed))
+	if c.ReplicaLagMax < 0 || c.RetryFailed < 0 || c.ProducerExpiry < 0 {
+		errs = append(errs, fmt.Errorf("ReplicaLagMax %v, RetryFailed %v and ProducerExpiry %v must be positive", c.ReplicaLagMax, c.RetryFailed, c.ProducerExpiry))
 	}
 	if c.ReplicaFetchWait < 0 || c.ReplicaFetchWait > lease.Duration/2 {
 		errs = append(errs, fmt.Errorf("ReplicaFetchWait is %v, allowed is up to %v", c.ReplicaFetchWait, lease.Duration/2))

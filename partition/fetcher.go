@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -23,7 +22,7 @@ type fetcher struct {
 	leader id.BrokerID
 
 	mu      sync.Mutex
-	parts   []*followed        // in the order of the next request
+	parts   map[*replica]*followed
 	cancel  context.CancelFunc // of the call that is parked at the leader
 	kick    chan struct{}      // parts changed
 	running bool
@@ -38,21 +37,25 @@ type followed struct {
 	pause time.Duration // the last refusal's pause
 }
 
+// A refusal is mostly a leader that applies its election later than its followers do.
 const (
-	minFetchPause = 20 * time.Millisecond
-	maxFetchPause = time.Second
+	minFetchPause = 10 * time.Millisecond
+	maxFetchPause = 250 * time.Millisecond
 )
+
+// errKicked: the call was given up since the partitions to ask for have changed, or at the end.
+var errKicked = errors.New("kicked")
 
 // attach lets the fetcher of a leader pull the replica.
 func (m *Manager) attach(r *replica, leader id.BrokerID) {
 	m.mu.Lock()
 	f := m.fetchers[leader]
 	if f == nil {
-		f = &fetcher{m: m, leader: leader, kick: make(chan struct{}, 1)}
+		f = &fetcher{m: m, leader: leader, parts: map[*replica]*followed{}, kick: make(chan struct{}, 1)}
 		m.fetchers[leader] = f
 	}
 	f.mu.Lock()
-	f.parts = append(f.parts, &followed{r: r})
+	f.parts[r] = &followed{r: r}
 	start := !f.running && !m.stopped
 	f.running = f.running || start
 	f.kickLocked()
@@ -69,8 +72,8 @@ func (m *Manager) detach(r *replica) {
 	defer m.mu.Unlock()
 	for _, f := range m.fetchers {
 		f.mu.Lock()
-		if i := slices.IndexFunc(f.parts, func(p *followed) bool { return p.r == r }); i >= 0 {
-			f.parts = slices.Delete(f.parts, i, i+1)
+		if f.parts[r] != nil {
+			delete(f.parts, r)
 			f.kickLocked()
 		}
 		f.mu.Unlock()
@@ -104,7 +107,7 @@ func (f *fetcher) run(ctx context.Context) {
 		switch {
 		case err == nil:
 			pause = 0
-		case errors.Is(err, context.Canceled): // kicked, or the end
+		case errors.Is(err, errKicked):
 			pause = 0
 		default:
 			pause = min(max(2*pause, minFetchPause), maxFetchPause)
@@ -129,8 +132,8 @@ func (f *fetcher) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// due returns the partitions to ask for now, and turns their order by one for fairness. next is how long until the first that is
-// not due; 0: none.
+// due returns the partitions to ask for now, each time in another order, so that none is always behind those that fill the
+// reply. next is how long until the first that is not due; 0: none.
 func (f *fetcher) due(now time.Time) (parts []*followed, next time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -142,9 +145,6 @@ func (f *fetcher) due(now time.Time) (parts []*followed, next time.Duration) {
 			continue
 		}
 		parts = append(parts, p)
-	}
-	if len(f.parts) > 1 {
-		f.parts = append(f.parts[1:], f.parts[0])
 	}
 	return parts, next
 }
@@ -160,6 +160,7 @@ type asked struct {
 
 // round is one fetch and what comes of it.
 func (f *fetcher) round(ctx context.Context, parts []*followed) error {
+	f.settle(parts)
 	req, asks := f.request(parts)
 	if len(asks) == 0 {
 		f.sleep(ctx, minFetchPause) // roles are changing
@@ -179,7 +180,7 @@ func (f *fetcher) round(ctx context.Context, parts []*followed) error {
 	f.mu.Unlock()
 	if err != nil {
 		if ctx.Err() != nil {
-			return context.Canceled
+			return errKicked
 		}
 		return err
 	}
@@ -189,6 +190,21 @@ func (f *fetcher) round(ctx context.Context, parts []*followed) error {
 	}
 	f.handle(res, asks)
 	return nil
+}
+
+// settle syncs what a replica wrote before it followed: it is asked for from its synced end on, which must be its log end.
+func (f *fetcher) settle(parts []*followed) {
+	var dirty []*replica
+	for _, p := range parts {
+		p.r.mu.Lock()
+		if l := p.r.s.log; p.r.s.role == following && p.r.syncedEnd(l) < l.LogEnd() {
+			dirty = append(dirty, p.r)
+		}
+		p.r.mu.Unlock()
+	}
+	if len(dirty) > 0 {
+		inParallel(dirty, f.m.cfg.Workers, func(r *replica) { _ = r.sync() })
+	}
 }
 
 // request builds the request for parts that still follow this leader, topic by topic.
@@ -298,9 +314,10 @@ func (r *replica) takeIn(a asked, part *kmsg.FetchResponseTopicPartition) (wrote
 	}
 	l := a.log
 	switch {
-	case part.ErrorCode == ErrOffsetOutOfRange.Code && id.Offset(part.LogStartOffset) > l.LogEnd():
-		r.logger.Warn("the leader has nothing this old; starting anew", slog.Int64("end", int64(l.LogEnd())), slog.Int64("leaderStart", part.LogStartOffset))
-		err := l.TruncateFullyAndStartAt(id.Offset(part.LogStartOffset), r.m.deps.Clock.Now().UnixMilli())
+	case part.ErrorCode == ErrOffsetOutOfRange.Code && (id.Offset(part.LogStartOffset) > l.LogEnd() || l.LogStart() == l.LogEnd()):
+		// Below the leader's log, or, without a record that could tell where the two part, above it.
+		r.logger.Warn("the leader does not have the offset; starting anew", slog.Int64("end", int64(l.LogEnd())), slog.Int64("leaderStart", part.LogStartOffset))
+		err := l.TruncateFullyAndStartAt(id.Offset(part.LogStartOffset), r.m.logNow())
 		return false, r.checkDisk("start anew", l, err)
 	case part.ErrorCode != 0:
 		return false, fmt.Errorf("kafka error %d from the leader", part.ErrorCode)
@@ -308,7 +325,7 @@ func (r *replica) takeIn(a asked, part *kmsg.FetchResponseTopicPartition) (wrote
 		return false, r.truncate(l, id.LeaderEpoch(part.DivergingEpoch.Epoch), id.Offset(part.DivergingEpoch.EndOffset))
 	case len(part.RecordBatches) > 0:
 		before := l.LogEnd()
-		_, err = l.AppendAsFollower(part.RecordBatches, r.m.deps.Clock.Now().UnixMilli())
+		_, err = l.AppendAsFollower(part.RecordBatches, r.m.logNow())
 		wrote = l.LogEnd() > before
 		if errors.Is(err, record.ErrCorrupt) || errors.Is(err, log.ErrNotContiguous) || errors.Is(err, log.ErrStaleEpoch) {
 			r.logger.Error("batch from the leader refused", slog.Any("error", err))

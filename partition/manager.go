@@ -73,6 +73,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	m.mu.Unlock()
 	m.closeRoles()
 	m.wg.Wait()
+	m.closeRoles() // of what the reconciler was opening
 	m.closeLogs()
 	return nil
 }
@@ -272,6 +273,7 @@ func (m *Manager) housekeep(ctx context.Context) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	_, epoch := m.deps.Self()
+	expire := m.logNow() + expireEvery.Milliseconds()
 	for {
 		select {
 		case <-ctx.Done():
@@ -282,12 +284,20 @@ func (m *Manager) housekeep(ctx context.Context) {
 			epoch = e
 			m.SelfChanged()
 		}
-		now := m.deps.Clock.Boot()
+		now, logNow := m.deps.Clock.Boot(), m.logNow()
+		expiring := logNow >= expire
+		if expiring {
+			expire = logNow + expireEvery.Milliseconds()
+		}
 		for _, r := range m.all() {
 			r.mu.Lock()
 			r.considerISRLocked(now)
 			retry := r.s.role == failed && now >= r.s.retryAt
+			l := r.s.log
 			r.mu.Unlock()
+			if expiring && l != nil {
+				l.ExpireProducers(logNow - m.cfg.ProducerExpiry.Milliseconds())
+			}
 			if retry {
 				m.work.partition(r.tp)
 				m.work.wake()
@@ -295,6 +305,12 @@ func (m *Manager) housekeep(ctx context.Context) {
 		}
 	}
 }
+
+// expireEvery is how often idle producers are looked for.
+const expireEvery = 10 * time.Minute
+
+// logNow is the time that logs are told, in milliseconds: the cluster's, so that no jump of a wall clock expires a producer.
+func (m *Manager) logNow() int64 { return m.view().ClockMs() }
 
 // prepareDir makes the data directory and ends interrupted deletions.
 func (m *Manager) prepareDir() error {

@@ -194,7 +194,7 @@ type LogInfo struct {
 	Size    int64  // bytes of its segments
 	Lag     int64  // records that the replica knows to be behind: a follower's end below the high watermark
 	LogEnd  id.Offset
-	Failure error  // why it stopped, or what it cannot serve; shows in JSON as its text
+	Failure error // why it stopped, or what it cannot serve; shows in JSON as its text
 }
 
 // failure is an error that encodes as its text.

@@ -53,7 +53,7 @@ func (m *Manager) reconcile(ctx context.Context) {
 				m.reconcilePartition(v, tp)
 			}
 		})
-		if b.all && first && ctx.Err() == nil {
+		if self, _ := m.deps.Self(); b.all && first && self != id.NoBroker && v.Index() > 0 && ctx.Err() == nil {
 			m.reportUnknown(v)
 			first = false
 		}
@@ -143,7 +143,7 @@ func (m *Manager) openReplica(tp id.TopicPartition, topic id.TopicID, row *state
 
 // open opens the log; appendMu is held. On an error the replica has failed and is tried again.
 func (r *replica) open(conf *topicConfig) {
-	l, found, err := log.Open(r.m.deps.FS, r.dir, conf.log, r.m.deps.Clock.Now().UnixMilli())
+	l, found, err := log.Open(r.m.deps.FS, r.dir, conf.log, r.m.logNow())
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err != nil {

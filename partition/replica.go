@@ -116,6 +116,8 @@ func (r *replica) leadsLocked(epoch id.LeaderEpoch) error {
 	row := r.row.Load()
 	known := max(row.LeaderEpoch, r.s.epoch)
 	switch {
+	case row == deletedRow || r.s.role == gone:
+		return fmt.Errorf("%w: %s is deleted or closed", r.goneLocked(), r)
 	case epoch >= 0 && epoch > known:
 		return fmt.Errorf("%w: %s is at %d, asked for %d", ErrUnknownLeaderEpoch, r, known, epoch)
 	case epoch >= 0 && epoch < known:
@@ -124,6 +126,13 @@ func (r *replica) leadsLocked(epoch id.LeaderEpoch) error {
 		return fmt.Errorf("%w: %s (%v at epoch %d, leader %d)", ErrNotLeader, r, r.s.role, row.LeaderEpoch, row.Leader)
 	}
 	return nil
+}
+
+func (r *replica) goneLocked() error {
+	if r.row.Load() == deletedRow {
+		return ErrUnknownTopicOrPartition
+	}
+	return ErrNotLeader
 }
 
 func (r *replica) String() string { return fmt.Sprintf("%s-%d", r.tp.Topic, r.tp.Partition) }
