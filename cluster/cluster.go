@@ -40,6 +40,7 @@ type Cluster struct {
 	served   map[*serverConn]struct{}
 	sockets  map[net.Conn]struct{} // accepted, handshake not finished
 	lost     []func(Peer)
+	told     []func()                      // when self has changed
 	acceptor map[byte]func(net.Conn, Peer) // raft and memberlist take their connections here
 }
 
@@ -134,7 +135,7 @@ func (c *Cluster) SetRegistration(b id.BrokerID, e id.BrokerEpoch) {
 func (c *Cluster) changeSelf(change func(*Identity)) {
 	c.mu.Lock()
 	change(&c.self)
-	self := c.self
+	self, told := c.self, c.told
 	conns := make([]*conn, 0, len(c.served)+len(c.peers))
 	for s := range c.served {
 		conns = append(conns, s.conn)
@@ -148,6 +149,9 @@ func (c *Cluster) changeSelf(change func(*Identity)) {
 	body := self.append(nil)
 	for _, cn := range conns {
 		cn.push(frameIdentity, 0, body)
+	}
+	for _, f := range told {
+		f()
 	}
 }
 

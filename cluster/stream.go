@@ -28,7 +28,8 @@ type streams struct {
 
 type streamConn struct {
 	net.Conn
-	s *streams
+	s    *streams
+	peer Peer
 }
 
 func (s *streamConn) Close() error {
@@ -49,8 +50,8 @@ func newStreams(c *Cluster, kind byte) *streams {
 	return s
 }
 
-func (s *streams) track(nc net.Conn) (net.Conn, bool) {
-	sc := &streamConn{Conn: nc, s: s}
+func (s *streams) track(nc net.Conn, peer Peer) (*streamConn, bool) {
+	sc := &streamConn{Conn: nc, s: s, peer: peer}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -62,8 +63,8 @@ func (s *streams) track(nc net.Conn) (net.Conn, bool) {
 }
 
 // offer hands a connection to Accept; it waits there until somebody takes it or the port stops.
-func (s *streams) offer(nc net.Conn, _ Peer) {
-	sc, ok := s.track(nc)
+func (s *streams) offer(nc net.Conn, peer Peer) {
+	sc, ok := s.track(nc, peer)
 	if !ok {
 		return
 	}
@@ -124,11 +125,11 @@ func (s *streams) dial(t Target, timeout time.Duration) (net.Conn, error) {
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 	}
 	defer cancel()
-	nc, _, err := s.c.dial(ctx, s.kind, addr, dir)
+	nc, peer, err := s.c.dial(ctx, s.kind, addr, dir)
 	if err != nil {
 		return nil, err
 	}
-	sc, ok := s.track(nc)
+	sc, ok := s.track(nc, peer)
 	if !ok {
 		return nil, ErrStopped
 	}
