@@ -44,6 +44,8 @@ type Config struct {
 	ClusterListen, ClusterAdvertise string
 	// ZooKeeperListen and AdminListen are host:port; empty when the port is switched off (port -1).
 	ZooKeeperListen, AdminListen string
+	// ZooKeeperChroots are other names of the root for ZooKeeper clients, such as /kafka; sorted, none of them "/".
+	ZooKeeperChroots []string
 
 	Topics  Topics
 	Log     Log

@@ -172,6 +172,21 @@ func TestListeners(t *testing.T) {
 	}
 }
 
+func TestChroots(t *testing.T) {
+	c := parse(t, "zookeeper.connect=zk1:2181,zk2:2181/kafka/eu/", "zookeeper.chroots=/old, /kafka/eu")
+	if got := strings.Join(c.ZooKeeperChroots, " "); got != "/kafka/eu /old" {
+		t.Errorf("%q", got)
+	}
+	if c := parse(t, "zookeeper.connect=zk1:2181/"); c.ZooKeeperChroots != nil {
+		t.Errorf("%q", c.ZooKeeperChroots)
+	}
+	for _, bad := range []string{"zookeeper.chroots=kafka", "zookeeper.chroots=/a//b", "zookeeper.connect=zk:2181/a/../b"} {
+		if _, err := Parse(values(bad), "box"); err == nil || !strings.Contains(err.Error(), "is not a path such as /kafka") {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+}
+
 func TestVoters(t *testing.T) {
 	c := parse(t, "barnabas.cluster.id=AAAAAAAAAAAAAAAAAAAAAA", "barnabas.directory.id=d2",
 		"barnabas.voters=d1@127.0.0.1:7946,d2@127.0.0.1:7947,d3@127.0.0.1:7948")

@@ -72,6 +72,7 @@ var specs = []spec{
 	{name: "cluster.advertised.listener", kind: kHostPort, help: "host:port that other nodes dial"},
 	{name: "zookeeper.port", kind: kInt, def: "2181", min: -1, max: 65535, help: "ZooKeeper port; -1 switches it off"},
 	{name: "zookeeper.listener", kind: kHostPort, help: "host:port for ZooKeeper clients, in place of zookeeper.port"},
+	{name: "zookeeper.chroots", kind: kList, help: "paths that old clients use as chroot, /a,/b; besides that of zookeeper.connect"},
 	{name: "admin.port", kind: kInt, def: "8080", min: -1, max: 65535, help: "health and metrics; -1 switches it off"},
 	{name: "admin.listener", kind: kHostPort, help: "host:port for health and metrics, in place of admin.port"},
 

@@ -2,6 +2,7 @@ package config
 
 import (
 	"net"
+	"sort"
 	"strconv"
 	"strings"
 )
@@ -201,7 +202,34 @@ func (p *parser) otherListeners(c *Config) {
 			c.ClusterAdvertise = net.JoinHostPort(h, strconv.Itoa(port))
 		}
 	}
+	p.chroots(c)
 	p.distinctPorts(c)
+}
+
+// chroots takes the chroot of zookeeper.connect, which nothing else is used of, and zookeeper.chroots: clients have the same
+// text in their own zookeeper.connect and go on working with it.
+func (p *parser) chroots(c *Config) {
+	set := map[string]bool{}
+	add := func(key, v string) {
+		v = strings.TrimRight(v, "/")
+		switch {
+		case v == "":
+		case v[0] != '/' || strings.Contains(v, "//") || strings.Contains(v+"/", "/./") || strings.Contains(v+"/", "/../"):
+			p.fault(key, "%q is not a path such as /kafka", v)
+		default:
+			set[v] = true
+		}
+	}
+	if _, root, ok := strings.Cut(p.given["zookeeper.connect"], "/"); ok {
+		add("zookeeper.connect", "/"+root)
+	}
+	for _, v := range p.lists["zookeeper.chroots"] {
+		add("zookeeper.chroots", v)
+	}
+	for v := range set {
+		c.ZooKeeperChroots = append(c.ZooKeeperChroots, v)
+	}
+	sort.Strings(c.ZooKeeperChroots)
 }
 
 // distinctPorts finds two listeners on one address before the system does, and names both keys.
