@@ -15,11 +15,24 @@ import (
 func decimal(n int64) []byte { return strconv.AppendInt(nil, n, 10) }
 
 func appendString(b []byte, s string) []byte {
+	if plain(s) {
+		return append(append(append(b, '"'), s...), '"')
+	}
 	q, err := json.Marshal(s)
 	if err != nil {
 		return append(b, `""`...) // a string always marshals
 	}
 	return append(b, q...)
+}
+
+// plain strings need no escapes; nearly all are.
+func plain(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			return false
+		}
+	}
+	return true
 }
 
 func appendIDs(b []byte, ids []id.BrokerID) []byte {
@@ -62,13 +75,21 @@ func brokerJSON(b *state.Broker) []byte {
 			out = append(out, ',')
 		}
 		first = false
-		h := p.Host
-		if strings.Contains(h, ":") && !strings.HasPrefix(h, "[") {
-			h = "[" + h + "]"
-		}
-		out = appendString(out, p.Listener+"://"+h+":"+strconv.Itoa(int(p.Port)))
+		out = appendEndpoint(out, p)
 	}
 	return append(out, `]}`...)
+}
+
+func appendEndpoint(b []byte, p state.Endpoint) []byte {
+	host := p.Host
+	if strings.Contains(host, ":") && !strings.HasPrefix(host, "[") {
+		host = "[" + host + "]"
+	}
+	if !plain(host) {
+		return appendString(b, p.Listener+"://"+host+":"+strconv.Itoa(int(p.Port)))
+	}
+	b = append(append(append(append(b, '"'), p.Listener...), "://"...), host...)
+	return append(strconv.AppendInt(append(b, ':'), int64(p.Port), 10), '"')
 }
 
 func securityProtocol(name string) bool {
