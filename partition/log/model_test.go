@@ -391,8 +391,24 @@ func (x *machine) examine(fsys *vfs.Mem, before *model, synced id.Offset) {
 			x.t.Fatalf("power loss: batch at %d was never appended", b.BaseOffset())
 		}
 	}
-	// It must be a working log.
 	end := l.LogEnd()
+	if anew && l.LogStart() == end && end == x.m.base && end > before.end() && (len(l.Producers()) > 0 || len(l.Epochs()) > 0) {
+		x.t.Fatalf("power loss: started anew at %d, but knows producers %v and epochs %v", end, l.Producers(), l.Epochs())
+	}
+	for _, e := range l.Epochs() {
+		if e.Start > end {
+			x.t.Fatalf("power loss: epoch %v begins beyond the log end %d", e, end)
+		}
+	}
+	for _, b := range slices.Concat(before.batches, x.m.batches) {
+		if b.ProducerID() < 0 || b.LastOffset() < end {
+			continue
+		}
+		if old, _ := l.writer.producers.judge(b); old != nil && old.last >= end {
+			x.t.Fatalf("power loss: batch at %d is taken for a duplicate, but the log ends at %d", b.BaseOffset(), end)
+		}
+	}
+	// It must be a working log.
 	if a, err := l.AppendAsLeader(batch(x.t, 2, 10, "after", nil), x.epoch+1, now); err != nil || a.Base != end {
 		x.t.Fatalf("append after power loss: %+v %v", a, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
@@ -67,6 +68,8 @@ type opener struct {
 	// What scans found: the epochs from offset epochsFrom on.
 	scanned     []EpochStart
 	scannedFrom id.Offset
+	// epochsOnDisk is what the file says; nil if there is none that can be read.
+	epochsOnDisk []EpochStart
 }
 
 func (o *opener) open() (err error) {
@@ -98,7 +101,7 @@ func (o *opener) open() (err error) {
 	if err != nil {
 		return err
 	}
-	if err := o.settleStart(len(bases) > 0); err != nil {
+	if err := o.settleStart(); err != nil {
 		return err
 	}
 	if err := o.loadEpochs(); err != nil {
@@ -114,13 +117,19 @@ func (o *opener) open() (err error) {
 		l.writer.settled = true
 		return nil
 	}
-	if err := l.writeEpochs(o.v.epochs); err != nil {
-		return err
+	if !slices.Equal(o.v.epochs, o.epochsOnDisk) {
+		if err := l.writeEpochs(o.v.epochs); err != nil {
+			return err
+		}
 	}
 	return l.writeCheckpoint(checkpoint{start: o.v.start, recovery: o.v.end})
 }
 
+// create makes the first segment of an empty log: a new one, or one whose TruncateFullyAndStartAt was interrupted.
 func (o *opener) create(base id.Offset) error {
+	if err := o.l.forget(); err != nil {
+		return err
+	}
 	a, err := createSegment(o.l.fs, o.l.dir, base, o.now)
 	if err != nil {
 		return err
@@ -370,32 +379,30 @@ func copyTail(fsys vfs.FS, name string, from vfs.File, pos, size int64) error {
 }
 
 // settleStart decides the log start. One above the log end is the rest of an interrupted TruncateFullyAndStartAt, which goes on.
-func (o *opener) settleStart(found bool) error {
+func (o *opener) settleStart() error {
 	first := o.v.active.base
 	if len(o.v.sealed) > 0 {
 		first = o.v.sealed[0].base
 	}
 	o.v.start = max(o.cp.start, first)
-	if !found || o.v.start <= o.v.end {
+	if o.v.start <= o.v.end {
 		return nil
 	}
-	for _, s := range o.v.sealed {
-		if err := removeFiles(o.l.fs, o.l.dir, s.base, logSuffix, indexSuffix, timeIndexSuffix); err != nil {
-			return err
+	l := o.l
+	err := l.removeSegment(o.v.active.base, o.v.active.log)
+	for _, s := range slices.Backward(o.v.sealed) {
+		if err == nil {
+			err = l.removeSegment(s.base, s.log)
 		}
 	}
-	if err := removeFiles(o.l.fs, o.l.dir, o.v.active.base, logSuffix, indexSuffix, timeIndexSuffix); err != nil {
+	if err != nil {
 		return err
-	}
-	var err error
-	for _, f := range o.files {
-		err = errors.Join(err, f.Close())
 	}
 	o.files, o.v = nil, view{start: o.cp.start}
 	o.scanned, o.scannedFrom = nil, o.cp.start
 	o.report.Clean = false
 	o.l.writer.bytesSince = 0
-	return errors.Join(err, o.create(o.cp.start))
+	return o.create(o.cp.start)
 }
 
 // loadEpochs takes the file for what was not scanned, and the scan for the rest. Without a good file all headers are read.
@@ -416,6 +423,7 @@ func (o *opener) loadEpochs() error {
 	case err != nil:
 		return err
 	default:
+		o.epochsOnDisk = epochs
 		epochs = cutEpochs(epochs, min(o.scannedFrom, o.v.end+1))
 		for _, e := range o.scanned {
 			if next, err := addEpoch(epochs, e); err == nil {

@@ -3,6 +3,7 @@ package log
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"sort"
 
@@ -248,14 +249,8 @@ func (l *Log) restart(v *view, offset id.Offset, now int64) error {
 			return err
 		}
 	}
-	offsets, err := producerFiles(l.fs, l.dir)
-	if err != nil {
+	if err := l.forget(); err != nil {
 		return err
-	}
-	for _, o := range offsets {
-		if err := removeFiles(l.fs, l.dir, o, producersSuffix); err != nil {
-			return err
-		}
 	}
 	a, err := createSegment(l.fs, l.dir, offset, now)
 	if err != nil {
@@ -265,10 +260,26 @@ func (l *Log) restart(v *view, offset id.Offset, now int64) error {
 	ready.active = a
 	l.writer.producers, l.writer.bytesSince, l.writer.recoveryPoint = producers{}, 0, offset
 	l.publish(&ready)
-	if err := l.writeEpochs(nil); err != nil {
+	return l.writeCheckpoint(checkpoint{start: offset, recovery: offset})
+}
+
+// forget removes, durably, what is known of records that are gone: a log that starts anew must not take a new batch for a duplicate
+// of an old one, nor a new leader's epoch for stale.
+func (l *Log) forget() error {
+	offsets, err := producerFiles(l.fs, l.dir)
+	if err != nil {
 		return err
 	}
-	return l.writeCheckpoint(checkpoint{start: offset, recovery: offset})
+	for _, o := range offsets {
+		if err := removeFiles(l.fs, l.dir, o, producersSuffix); err != nil {
+			return err
+		}
+	}
+	_, err = l.fs.Stat(filepath.Join(l.dir, epochsFile))
+	if errors.Is(err, vfs.ErrNotExist) && len(offsets) == 0 {
+		return nil // a new directory
+	}
+	return l.writeEpochs(nil) // syncs the directory
 }
 
 // SetLogStart raises the log start, durably, and removes the segments that lie below it wholly (DeleteRecords, retention). A lower
