@@ -61,6 +61,12 @@ func (l *trackedLayer) track(c net.Conn, err error) (net.Conn, error) {
 	return t, nil
 }
 
+func (l *trackedLayer) ended() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.closed
+}
+
 // Accept implements net.Listener.
 func (l *trackedLayer) Accept() (net.Conn, error) { return l.track(l.StreamLayer.Accept()) }
 
@@ -264,11 +270,11 @@ func (s *stallReader) Read(b []byte) (int, error) {
 
 // AppendEntries implements raft.Transport. raft backs off for up to 10 s from a peer that fails, and nothing wakes it when
 // the peer is back: a restarted follower would follow that much later. So what carries the log (a heartbeat does not) is
-// repeated here until the peer takes it, the term is over, or the port closes; sending it twice is harmless.
+// repeated here until the peer takes it, the term is over, or the node stops; sending it twice is harmless.
 func (p *port) AppendEntries(id raft.ServerID, a raft.ServerAddress, q *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
 	for {
 		err := p.NetworkTransport.AppendEntries(id, a, q, r)
-		if err == nil || q.PrevLogEntry == 0 && len(q.Entries) == 0 || p.term() != q.Term {
+		if err == nil || q.PrevLogEntry == 0 && len(q.Entries) == 0 || p.term() != q.Term || p.t.layer.ended() {
 			return err
 		}
 		pause := time.NewTimer(appendRetry)

@@ -1,0 +1,60 @@
+package raftmeta
+
+import (
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// deafLayer refuses every dial and counts them.
+type deafLayer struct {
+	net.Listener
+	dials atomic.Int64
+}
+
+func (l *deafLayer) Dial(raft.ServerAddress, time.Duration) (net.Conn, error) {
+	l.dials.Add(1)
+	return nil, errors.New("refused")
+}
+
+// What carries the log is repeated while a peer is away: raft itself would back off, up to 10 s, and wake for nobody. A
+// heartbeat fails at once; the rest ends with the term, and with the node.
+func TestAppendWaitsForItsPeer(t *testing.T) {
+	for name, end := range map[string]func(*transport, *atomic.Uint64){
+		"the term ends": func(_ *transport, term *atomic.Uint64) { term.Store(4) },
+		"the node ends": func(tr *transport, _ *atomic.Uint64) { _ = tr.layer.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			must(t, err)
+			l := &deafLayer{Listener: ln}
+			tr := newTransport("A", l, nil, quiet())
+			p := tr.open()
+			var term atomic.Uint64
+			term.Store(3)
+			p.run(func() uint64 { return 0 }, term.Load)
+			defer func() { must(t, errors.Join(p.Close(), tr.close())) }()
+			if err := p.AppendEntries("B", "b", &raft.AppendEntriesRequest{Term: 3}, &raft.AppendEntriesResponse{}); err == nil || l.dials.Load() != 1 {
+				t.Fatalf("a heartbeat: %v after %d dials", err, l.dials.Load())
+			}
+			done := make(chan error, 1)
+			go func() {
+				done <- p.AppendEntries("B", "b", &raft.AppendEntriesRequest{Term: 3, PrevLogEntry: 7}, &raft.AppendEntriesResponse{})
+			}()
+			eventually(t, "repeated dials", func() bool { return l.dials.Load() >= 4 })
+			select {
+			case err := <-done:
+				t.Fatalf("gave up: %v", err)
+			default:
+			}
+			end(tr, &term)
+			if err := <-done; err == nil {
+				t.Fatal("an append to nobody succeeded")
+			}
+		})
+	}
+}
