@@ -137,7 +137,7 @@ func (n *node) assembleRooms() (err error) {
 	if err != nil {
 		return err
 	}
-	if n.zk, err = zkcompat.New(zkcompat.Config{Backend: n.zkState, Clock: n.clock, Log: log.With("room", "zkcompat")}); err != nil {
+	if n.zk, err = zkcompat.New(zkcompat.Config{Backend: n.zkState, Clock: n.clock, Chroots: cfg.ZooKeeperChroots, Log: log.With("room", "zkcompat")}); err != nil {
 		return err
 	}
 	metrics := prometheus.NewRegistry()
@@ -239,7 +239,7 @@ func (n *node) run(ctx context.Context) (err error) {
 	do("metadata log", n.watchRaft)
 	do("joining", n.join)
 	do("registration", n.register)
-	do("partitions", n.parts.Run)
+	do("partitions", n.runPartitions)
 	do("reports", n.reporter.Run)
 	do("proofs of death", n.deaths.Run)
 	do("clients", n.serve)
@@ -258,6 +258,16 @@ func (n *node) watchRaft(ctx context.Context) error {
 		return nil
 	case <-n.raft.Failed():
 		return n.raft.Err()
+	}
+}
+
+// runPartitions opens the replicas once the node is registered: then the view has caught up with what the disk holds.
+func (n *node) runPartitions(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-n.registered:
+		return n.parts.Run(ctx)
 	}
 }
 
