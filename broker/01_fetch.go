@@ -41,6 +41,9 @@ func (s *Server) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) kms
 			})
 		}
 	}
+	if len(fr.Items) == 0 { // a client that gives up a session that it never had; there is nothing to wait for
+		return resp
+	}
 	results := s.deps.Partitions.Fetch(ctx, &fr)
 	next := 0
 	for i := range req.Topics {

@@ -263,6 +263,11 @@ func TestFetchOfEveryVersion(t *testing.T) {
 			t.Errorf("v%d past the end: %+v", v, p)
 		}
 	}
+	empty := fetchOne(7, "t", 0, 60_000, 1)
+	empty.Topics, empty.SessionEpoch = nil, -1
+	if got := ask[*kmsg.FetchResponse](c, empty); got.ErrorCode != 0 || len(got.Topics) != 0 {
+		t.Errorf("a request for nothing: %+v", got)
+	}
 	req := fetchOne(7, "t", 0, 100, 1)
 	req.SessionID, req.SessionEpoch = 5, 3
 	if got := ask[*kmsg.FetchResponse](c, req); got.ErrorCode != 70 {
