@@ -282,27 +282,33 @@ func (c *cluster) checkHistory(t *testing.T, p int32, h *history) {
 	// C12: equal bytes everywhere.
 	var want []byte
 	for _, n := range []id.BrokerID{1, 2, 3} {
-		l := c.brokers[n].m.find(id.TopicPartition{Topic: "t", Partition: p}).s.log
-		var got []byte
-		for from := l.LogStart(); ; {
-			data, err := l.Read(log.Fetch{Offset: from, MaxBytes: 1 << 20, UpTo: id.Offset(len(all)), MinOneBatch: true})
-			if err != nil {
-				t.Fatalf("broker %d: %v", n, err)
-			}
-			if len(data) == 0 {
-				break
-			}
-			got = append(got, data...)
-			for rest := data; len(rest) > 0; {
-				var batch record.Batch
-				batch, rest, _ = record.Next(rest)
-				from = batch.LastOffset() + 1
-			}
+		got, err := readAll(c.brokers[n].m.find(id.TopicPartition{Topic: "t", Partition: p}), 0, id.Offset(len(all)))
+		if err != nil {
+			t.Fatalf("broker %d: %v", n, err)
 		}
 		if want == nil {
 			want = got
 		} else if !slices.Equal(want, got) {
 			t.Errorf("partition %d: broker %d holds other bytes", p, n)
+		}
+	}
+}
+
+// readAll returns the bytes of a replica's log between two offsets, whatever its role.
+func readAll(r *replica, from, to id.Offset) ([]byte, error) {
+	var got []byte
+	for {
+		data, err := r.s.log.Read(log.Fetch{Offset: from, MaxBytes: 1 << 20, UpTo: to, MinOneBatch: true})
+		if err != nil || len(data) == 0 {
+			return got, err
+		}
+		got = append(got, data...)
+		for rest := data; len(rest) > 0; {
+			var batch record.Batch
+			if batch, rest, err = record.Next(rest); err != nil {
+				return nil, err
+			}
+			from = batch.LastOffset() + 1
 		}
 	}
 }

@@ -224,6 +224,7 @@ func (f *fetcher) request(parts []*followed) (*kmsg.FetchRequest, map[partitionK
 		r := p.r
 		r.mu.Lock()
 		l, epoch, ok := r.s.log, r.s.epoch, r.s.role == following && r.s.leader == f.leader
+		leave := r.s.damagedAt >= 0
 		if ok {
 			r.s.followed.Sent(f.leader, now)
 		}
@@ -236,6 +237,9 @@ func (f *fetcher) request(parts []*followed) (*kmsg.FetchRequest, map[partitionK
 		part := kmsg.NewFetchRequestTopicPartition()
 		part.Partition, part.CurrentLeaderEpoch, part.FetchOffset = r.tp.Partition, int32(epoch), int64(end)
 		part.LastFetchedEpoch, part.LogStartOffset, part.PartitionMaxBytes = int32(a.last), int64(l.LogStart()), int32(m.cfg.ReplicaFetchBytes)
+		if leave {
+			part.UnknownTags.Set(tagLeave, nil)
+		}
 		t, ok := topics[r.topicID]
 		if !ok {
 			t = len(req.Topics)

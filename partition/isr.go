@@ -63,7 +63,7 @@ func (r *replica) noteFetchLocked(from lease.Member, offset, logStart id.Offset,
 }
 
 // considerISRLocked decides on one change of the ISR, if one is due and none is under way: members that were not caught up for
-// ReplicaLagMax, or that the metadata holds dead, leave; a follower that has all up to the high watermark and the start of this
+// ReplicaLagMax, that the metadata holds dead, or that ask for it (while enough remain) leave; a follower that has all up to the high watermark and the start of this
 // epoch joins. Joining needs the right to serve: whoever may be elected must have waited out the leaders before.
 func (r *replica) considerISRLocked(now time.Duration) {
 	if r.s.role != leading || r.s.lead.pending != nil || now < r.s.lead.proposeAfter {
@@ -73,9 +73,14 @@ func (r *replica) considerISRLocked(now time.Duration) {
 		f := r.s.lead.remotes[b]
 		return f != nil && r.laggingLocked(b, f, now)
 	})
+	for b, f := range r.s.lead.remotes {
+		if f.leaving && len(isr) > r.minISRLocked() {
+			isr = slices.DeleteFunc(isr, func(m id.BrokerID) bool { return m == b })
+		}
+	}
 	for _, b := range r.s.replicas {
 		f := r.s.lead.remotes[b]
-		if f == nil || slices.Contains(r.s.isr, b) || f.end < max(r.s.hw, r.s.lead.epochStart) || !r.m.eligible(b, f.epoch) || r.laggingLocked(b, f, now) {
+		if f == nil || f.leaving || slices.Contains(r.s.isr, b) || f.end < max(r.s.hw, r.s.lead.epochStart) || !r.m.eligible(b, f.epoch) || r.laggingLocked(b, f, now) {
 			continue
 		}
 		if _, no := r.rightLocked(now); no != nil {

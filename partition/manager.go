@@ -26,6 +26,7 @@ type Manager struct {
 	clients clients
 
 	current atomic.Pointer[state.View] // the newest view handed over
+	ready   chan struct{}
 	work    workQueue
 
 	mu       sync.RWMutex
@@ -46,7 +47,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		return nil, fmt.Errorf("partition: %w", err)
 	}
 	return &Manager{
-		cfg: cfg, deps: deps, log: deps.Logger, commits: newCommitTick(), work: newWorkQueue(),
+		cfg: cfg, deps: deps, log: deps.Logger, commits: newCommitTick(), work: newWorkQueue(), ready: make(chan struct{}),
 		replicas: map[id.TopicPartition]*replica{}, fetchers: map[id.BrokerID]*fetcher{},
 	}, nil
 }
@@ -187,6 +188,11 @@ func (m *Manager) Reset(v *state.View) {
 	m.work.everything()
 	m.work.wake()
 }
+
+// Ready is closed when every log that the metadata gave to this broker was opened (or failed to) for the first time. It needs the
+// broker's id from Self, not its epoch: a node that knows its id from the metadata can open its logs, which may take long after
+// a crash, before it registers and gets leaderships.
+func (m *Manager) Ready() <-chan struct{} { return m.ready }
 
 // SelfChanged says that Self returns something new, after a registration: leaderships of the new incarnation begin.
 func (m *Manager) SelfChanged() {

@@ -55,6 +55,7 @@ func (m *Manager) reconcile(ctx context.Context) {
 		})
 		if self, _ := m.deps.Self(); b.all && first && self != id.NoBroker && v.Index() > 0 && ctx.Err() == nil {
 			m.reportUnknown(v)
+			close(m.ready)
 			first = false
 		}
 		if len(b.brokers) > 0 || b.all {
@@ -366,6 +367,9 @@ func (r *replica) setRole(v *state.View, row *state.Partition) {
 		r.mu.Lock()
 		r.adoptLocked(row)
 		r.mu.Unlock()
+		if role == following {
+			_ = r.repair(row, self)
+		}
 	case row.Leader == self:
 		r.becomeLeader(v, row, self)
 	case row.Leader == id.NoBroker:
@@ -460,20 +464,31 @@ func (r *replica) becomeFollower(row *state.Partition, self id.BrokerID) {
 	r.s.role, r.s.epoch, r.s.rowEpoch = following, row.LeaderEpoch, row.Epoch
 	r.s.leader, r.s.isr, r.s.replicas = row.Leader, row.ISR, row.Replicas
 	r.s.followed.Follow()
-	l, damaged := r.s.log, r.s.damagedAt
 	r.mu.Unlock()
-	if damaged >= 0 && !slices.Contains(row.ISR, self) {
-		// Nobody counts on what is here: cut before the damage and fetch it anew.
-		end, err := l.TruncateTo(damaged)
-		if r.checkDisk("cut damaged bytes off", l, err) != nil {
-			return
-		}
-		r.mu.Lock()
-		r.s.damagedAt = -1
-		r.s.hw = min(r.s.hw, end)
-		r.mu.Unlock()
-		r.logger.Warn("damaged bytes cut off; they are fetched from the leader", slog.Int64("from", int64(end)))
+	if r.repair(row, self) != nil {
+		return
 	}
 	r.m.attach(r, row.Leader)
 	r.logger.Debug("follows", slog.Int("epoch", int(row.LeaderEpoch)), slog.Int("leader", int(row.Leader)))
+}
+
+// repair cuts a damaged log before its damage, so that the rest is fetched anew, once the replica is out of the ISR and nobody
+// counts on what is here. appendMu is held.
+func (r *replica) repair(row *state.Partition, self id.BrokerID) error {
+	r.mu.Lock()
+	l, damaged := r.s.log, r.s.damagedAt
+	r.mu.Unlock()
+	if damaged < 0 || slices.Contains(row.ISR, self) {
+		return nil
+	}
+	end, err := l.TruncateTo(damaged)
+	if err != nil {
+		return r.checkDisk("cut damaged bytes off", l, err)
+	}
+	r.mu.Lock()
+	r.s.damagedAt = -1
+	r.s.hw = min(r.s.hw, end)
+	r.mu.Unlock()
+	r.logger.Warn("damaged bytes cut off; they are fetched from the leader", slog.Int64("from", int64(end)))
+	return nil
 }

@@ -98,6 +98,7 @@ type remote struct {
 	everCaughtUp bool
 	fetched      time.Duration // of its last fetch
 	fetchedEnd   id.Offset     // our log end then
+	leaving      bool          // it asked to be taken out of the ISR
 }
 
 // leaderAt returns the open log if the replica leads and nothing newer is known. epoch is the caller's idea of the leader

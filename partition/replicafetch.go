@@ -20,6 +20,15 @@ const replicaFetchVersion = 13
 // sent a reply. A follower repeats the stamp of the last reply in its next fetch (internal/lease: Leading.Fetched).
 const tagStamp = 10000
 
+// tagLeave is a tag of a partition in the request: the follower has damaged bytes and wants to leave the ISR, so that it can cut
+// them off and fetch them again.
+const tagLeave = 10001
+
+func hasTag(tags *kmsg.Tags, tag uint32) (found bool) {
+	tags.Each(func(t uint32, _ []byte) { found = found || t == tag })
+	return found
+}
+
 // maxReplicaWait bounds how long a follower's fetch is parked, whatever it asks: parked fetches keep the right to serve.
 const maxReplicaWait = lease.Duration / 2
 
@@ -141,6 +150,7 @@ func (f *replicaFetch) arrive() {
 		}
 		if it.err == nil {
 			offset := id.Offset(it.ask.FetchOffset)
+			r.s.lead.remotes[f.from.Broker].leaving = hasTag(&it.ask.UnknownTags, tagLeave)
 			if _, diverged := divergence(r.s.log, id.LeaderEpoch(it.ask.LastFetchedEpoch), offset); !diverged && offset <= r.s.log.LogEnd() {
 				r.noteFetchLocked(f.from, offset, id.Offset(it.ask.LogStartOffset), f.stamp, f.stamped, now)
 			} else {
