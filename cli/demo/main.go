@@ -34,6 +34,7 @@ type options struct {
 	members, partitions             int
 	limit                           int64
 	kafkaPort, zkPort, admin, peers int
+	kill                            int // the broker that is killed
 	keep                            bool
 	brokers, zookeeperAt            string // of a cluster that runs already
 }
@@ -78,6 +79,7 @@ func main() {
 	flag.StringVar(&o.dir, "dir", "", "folder for the cluster and logs (default: a temporary one)")
 	flag.IntVar(&o.members, "members", 4, "members of the group")
 	flag.IntVar(&o.partitions, "partitions", 12, "partitions of the topic")
+	flag.IntVar(&o.kill, "kill", 3, "the broker that is killed, 1 to 3")
 	flag.Int64Var(&o.limit, "limit", 0, "lines to send; 0: all")
 	flag.IntVar(&o.kafkaPort, "kafka-port", 19092, "first Kafka port")
 	flag.IntVar(&o.zkPort, "zk-port", 12181, "first ZooKeeper port")
@@ -91,6 +93,10 @@ func main() {
 }
 
 func exit(o options) int {
+	if o.kill < 1 || o.kill > 3 || o.members < 1 || o.partitions < 1 {
+		fmt.Fprintln(os.Stderr, "demo: -kill is 1 to 3, -members and -partitions at least 1")
+		return 2
+	}
 	// Children die with the thread that started them; main's lives as long as the process.
 	runtime.LockOSThread()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -235,9 +241,7 @@ func (d *demo) startCluster(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("create the topic: %w: %s", err, out)
 	}
-	// The broker that will be killed is the last; this session stays with the first.
-	first, _, _ := strings.Cut(d.zookeeper(), ",")
-	d.zk, _, err = zk.Connect([]string{first}, 20*time.Second, zk.WithLogInfo(false))
+	d.zk, _, err = zk.Connect(strings.Split(d.zookeeper(), ","), 20*time.Second, zk.WithLogInfo(false))
 	return err
 }
 
@@ -332,7 +336,7 @@ func (d *demo) watch(ctx context.Context, lines int64, produced <-chan error) er
 	if d.dev == nil {
 		killed, restarted = true, true // not ours to kill
 	} else {
-		victim = d.cluster.Nodes[len(d.cluster.Nodes)-1]
+		victim = d.cluster.Nodes[d.kill-1]
 	}
 	last, lastChange := int64(0), time.Now()
 	const patience = time.Minute
