@@ -413,7 +413,7 @@ func (o *opener) loadEpochs() error {
 	case errors.Is(err, errBadEpochs) || errors.Is(err, vfs.ErrNotExist):
 		epochs = nil
 		v := o.v
-		if err := l.headers(&v, v.start, func(b record.Batch) {
+		if err := l.headers(&v, 0, func(b record.Batch) {
 			if next, err := addEpoch(epochs, EpochStart{b.LeaderEpoch(), b.BaseOffset()}); err == nil {
 				epochs = next
 			}
