@@ -140,6 +140,12 @@ func (b *Book) Hold(broker id.BrokerID) (done func(applied id.Index)) {
 	}
 }
 
+// Need stops leases of a broker until it has applied an index: an entry there took leadership from it.
+func (b *Book) Need(broker id.BrokerID, index id.Index) {
+	e := b.entry(broker)
+	e.need = max(e.need, index)
+}
+
 // SilentAt returns when a broker's lease has surely ended if nothing more is heard from it: the time to fence it.
 func (b *Book) SilentAt(broker id.BrokerID) time.Duration {
 	heard := b.floor

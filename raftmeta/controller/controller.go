@@ -216,6 +216,7 @@ func (c *Controller) Applied(v *state.View, changes []state.Change, now time.Dur
 	if v.Index() <= c.view.Index() {
 		return
 	}
+	before := c.view
 	c.view = v
 	for i := range changes {
 		ch := &changes[i]
@@ -231,8 +232,14 @@ func (c *Controller) Applied(v *state.View, changes []state.Change, now time.Dur
 			}
 		case state.PartitionChanged:
 			tp := id.TopicPartition{Topic: ch.Topic, Partition: ch.Partition}
-			if p, ok := v.Partition(tp.Topic, tp.Partition); ok {
-				c.seen(tp, p)
+			p, ok := v.Partition(tp.Topic, tp.Partition)
+			if !ok {
+				continue
+			}
+			c.seen(tp, p)
+			// Not all elections are decided here: tools write them too.
+			if old, ok := before.Partition(tp.Topic, tp.Partition); ok && old.Leader != id.NoBroker && old.Leader != p.Leader {
+				c.book.Need(old.Leader, v.Index())
 			}
 		case state.SessionCreated, state.SessionAttached:
 			if s, ok := v.Session(ch.Session); ok {

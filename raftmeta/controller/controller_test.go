@@ -265,6 +265,22 @@ func TestGrantsNeedTheInformed(t *testing.T) {
 	}
 }
 
+func TestElectionsByOthersStopLeasesToo(t *testing.T) {
+	f := newFixture(t, 3)
+	f.topic("t", 2, 1, 3)
+	f.begin(0)
+	f.run(second, 1, 2, 3)
+	before := f.v.Index()
+	r := f.apply(&statepb.Command{Body: &statepb.Command_ElectLeaders{ElectLeaders: &statepb.ElectLeaders{Elections: []*statepb.Election{
+		{TopicId: []byte(fmt.Sprintf("%-16s", "t")), PartitionEpoch: int32(f.part("t").Epoch), Leader: 3}}}}})
+	if r.Parts[0].Code != statepb.Code_OK || f.part("t").Leader != 3 {
+		t.Fatal(r)
+	}
+	if f.c.MayGrant(2, f.epoch[2], before) || !f.c.MayGrant(2, f.epoch[2], f.v.Index()) || !f.c.MayGrant(1, f.epoch[1], before) {
+		t.Fatal("leases after an election that was proposed elsewhere")
+	}
+}
+
 func TestMoves(t *testing.T) {
 	f := newFixture(t, 3)
 	f.topic("t", 2, 1, 3)
