@@ -108,7 +108,7 @@ type view struct {
 	epochs []EpochStart
 }
 
-// LogStart is the first offset that may be read. It never falls.
+// LogStart is the first offset that may be read. It falls only by truncation below it.
 func (l *Log) LogStart() id.Offset { return l.view.Load().start }
 
 // LogEnd is the offset that the next record gets.

@@ -17,6 +17,9 @@ type ProduceRules struct {
 	Now int64
 	// MaxTimestampDiff is how far a CreateTime may be from Now, in milliseconds; 0 means any.
 	MaxTimestampDiff int64
+	// Deep unpacks packed magic 2 batches too and checks every record, as Apache Kafka does. Without it a client with a fault of its
+	// own can store a batch with a right CRC that nobody can unpack; plain batches are always walked.
+	Deep bool
 }
 
 // Prepared is a payload ready to be appended by a leader.
@@ -29,7 +32,8 @@ type Prepared struct {
 	Converted bool
 }
 
-// PrepareProduce checks a payload and brings it to magic 2. A magic 2 batch is not re-encoded and, if packed, not unpacked.
+// PrepareProduce checks a payload and brings it to magic 2. A magic 2 batch is not re-encoded and, if packed, unpacked only if
+// Deep asks for it.
 //
 // Messages of magic 0 and 1 become one batch with the last codec seen, or several if one would pass MaxBatchBytes: an old
 // producer's limit is per message, not per set. Nothing is ever dropped: a set that is cut off is refused whole.
@@ -94,8 +98,8 @@ func (c *Codecs) judge(b Batch, r ProduceRules) error {
 	if err := r.checkTimestamp(b.BaseTimestamp()); err != nil {
 		return err
 	}
-	if codec != None {
-		return nil // what is inside is the consumers' to unpack
+	if codec != None && !r.Deep {
+		return nil
 	}
 	records, err := c.Records(b)
 	if err != nil {

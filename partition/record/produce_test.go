@@ -158,6 +158,24 @@ func TestProduceRefusals(t *testing.T) {
 	}
 }
 
+func TestDeepLooksIntoPackedBatches(t *testing.T) {
+	h := PlainHeader()
+	h.Codec = Gzip
+	good := build(t, h, Record{Value: []byte("v")})
+	bad := Batch(append(bytes.Clone(good[:HeaderSize]), "not gzip"...))
+	binary.BigEndian.PutUint32(bad[atLength:], uint32(len(bad)-PrefixSize))
+	bad.seal()
+	for _, deep := range []bool{false, true} {
+		rules := ProduceRules{Version: 3, MaxBatchBytes: 1000, Deep: deep}
+		_, err := NewCodecs(0).PrepareProduce(bad, rules)
+		if deep != errors.Is(err, ErrCorrupt) {
+			t.Errorf("deep %t: %v", deep, err)
+		}
+		_, err = NewCodecs(0).PrepareProduce(good, rules)
+		must(t, err)
+	}
+}
+
 // A small request must not unpack to a large one.
 func TestBombs(t *testing.T) {
 	zeros := make([]byte, 1<<20)
@@ -524,4 +542,27 @@ func FuzzSet(f *testing.F) {
 		must(t, err)
 		must(t, diffRecords(down, want))
 	})
+}
+
+// What an old consumer costs: 500 records of 32 bytes to magic 0.
+func BenchmarkDownConvert(b *testing.B) {
+	recs := make([]Record, 500)
+	for i := range recs {
+		recs[i] = Record{Timestamp: testNow, Value: make([]byte, 32)}
+	}
+	for _, codec := range []Codec{None, Snappy} {
+		b.Run(codec.String(), func(b *testing.B) {
+			h := PlainHeader()
+			h.Codec = codec
+			in := build(b, h, recs...)
+			c := NewCodecs(0)
+			buf := make([]byte, 0, 1<<20)
+			b.ReportAllocs()
+			for b.Loop() {
+				d, err := c.DownConvert(buf[:0], in, DownRules{MaxBytes: 1 << 20})
+				must(b, err)
+				_ = d
+			}
+		})
+	}
 }
