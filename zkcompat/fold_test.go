@@ -2,6 +2,7 @@ package zkcompat_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -30,6 +31,8 @@ type fold struct {
 type foldNode struct {
 	f *fold
 	b *zkcompat.StateBackend
+	// faulty is the share of proposals whose outcome stays unknown: half of them are applied all the same.
+	faulty float64
 
 	mu   sync.Mutex
 	cond sync.Cond
@@ -141,8 +144,17 @@ func (n *foldNode) View() *state.View {
 	return n.view
 }
 
+var errUnknown = errors.New("leadership lost while applying")
+
 func (n *foldNode) Propose(_ context.Context, c *statepb.Command) (*statepb.Result, error) {
+	fault := n.faulty > 0 && rand.Float64() < n.faulty
+	if fault && rand.IntN(2) == 0 {
+		return nil, errUnknown
+	}
 	r := n.f.apply(c)
+	if fault {
+		return nil, errUnknown
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for n.view.Index() < id.Index(r.Index) && !n.done {

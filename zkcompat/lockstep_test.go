@@ -309,6 +309,78 @@ func script(w *twins) {
 	w.close(b)
 }
 
+// handshakes compares what connects are answered, field by field, and what follows.
+func handshakes(w *twins) {
+	live := w.open()
+	passwords := [2][]byte{live.real.resp.Password, live.ours.resp.Password}
+	ids := [2]int64{live.real.resp.SessionID, live.ours.resp.SessionID}
+	for name, edit := range map[string]func(side int, r *jute.ConnectRequest){
+		"short timeout":   func(_ int, r *jute.ConnectRequest) { r.TimeoutMs = 1 },
+		"long timeout":    func(_ int, r *jute.ConnectRequest) { r.TimeoutMs = 1 << 30 },
+		"no timeout":      func(_ int, r *jute.ConnectRequest) { r.TimeoutMs = 0 },
+		"44 bytes":        func(_ int, r *jute.ConnectRequest) { r.HasReadOnly = false },
+		"read-only":       func(_ int, r *jute.ConnectRequest) { r.ReadOnly = true },
+		"unknown session": func(_ int, r *jute.ConnectRequest) { r.SessionID = 0x1234567 },
+		"unknown, short":  func(_ int, r *jute.ConnectRequest) { r.SessionID, r.HasReadOnly = 0x1234567, false },
+		"wrong password": func(side int, r *jute.ConnectRequest) {
+			r.SessionID, r.Password = ids[side], make([]byte, 16)
+		},
+		"no password":    func(side int, r *jute.ConnectRequest) { r.SessionID, r.Password = ids[side], nil },
+		"ahead":          func(_ int, r *jute.ConnectRequest) { r.LastZxidSeen = 1 << 62 },
+		"right password": func(side int, r *jute.ConnectRequest) { // with its own timeout: here a session keeps that for life
+			r.SessionID, r.Password, r.TimeoutMs = ids[side], passwords[side], 10_000
+		},
+	} {
+		var resp [2]jute.ConnectResponse
+		var failed, ended [2]bool
+		for side, addr := range []string{w.realAddr, w.oursAddr} {
+			c := dialRaw(w.t, addr)
+			req := jute.ConnectRequest{TimeoutMs: 6000, Password: make([]byte, 16), HasReadOnly: true}
+			edit(side, &req)
+			failed[side] = c.handshake(req) != nil
+			resp[side] = c.resp
+			if !failed[side] && c.resp.SessionID == 0 {
+				ended[side], _ = c.closed(10 * time.Second)
+				if !bytes.Equal(c.resp.Password, make([]byte, 16)) {
+					w.t.Errorf("%s: server %d: password %x", name, side, c.resp.Password)
+				}
+			}
+			_ = c.nc.Close()
+		}
+		r, o := resp[0], resp[1]
+		if failed[0] != failed[1] || ended[0] != ended[1] || r.Protocol != o.Protocol || r.TimeoutMs != o.TimeoutMs ||
+			(r.SessionID == 0) != (o.SessionID == 0) || len(r.Password) != len(o.Password) || r.HasReadOnly != o.HasReadOnly || r.ReadOnly != o.ReadOnly {
+			w.t.Errorf("%s: real %+v (failed %v, ended %v), ours %+v (failed %v, ended %v)", name, r, failed[0], ended[0], o, failed[1], ended[1])
+		}
+	}
+	// Authentication, and what "auth" in a list then means.
+	a := w.open()
+	auth := func(p *pair, scheme, id string) {
+		w.t.Helper()
+		rec := &jute.AuthRequest{Scheme: scheme, Auth: []byte(id)}
+		var m [2]message
+		for side, c := range []*rawClient{p.real, p.ours} {
+			c.sendXid(jute.XidAuth, jute.OpAuth, rec)
+			m[side] = c.next()
+		}
+		if m[0].Xid != m[1].Xid || m[0].Err != m[1].Err || len(m[0].body) != len(m[1].body) {
+			w.t.Errorf("auth %s %s: real %v, ours %v", scheme, id, m[0], m[1])
+		}
+	}
+	own := &jute.CreateRequest{Path: "/auth", ACL: []jute.ACL{{Perms: 31, Scheme: "auth"}}}
+	w.call(a, jute.OpCreate, own)
+	auth(a, "digest", "u:p")
+	auth(a, "digest", "v:q")
+	w.call(a, jute.OpCreate, own)
+	w.call(a, jute.OpGetACL, &jute.Path{Path: "/auth"})
+	auth(a, "nothing", "x")
+	for side, c := range []*rawClient{a.real, a.ours} {
+		if closed, _ := c.closed(10 * time.Second); !closed {
+			w.t.Errorf("server %d keeps a client of an unknown scheme", side)
+		}
+	}
+}
+
 // random drives three sessions over a small tree.
 func random(w *twins, r *rand.Rand, steps int, root string) {
 	ps := []*pair{w.open(), w.open(), w.open()}
@@ -377,6 +449,7 @@ func TestLockStep(t *testing.T) {
 		}
 	}
 	w := newTwins(t, real, ours)
+	t.Run("handshakes", func(t *testing.T) { w.t = t; handshakes(w) })
 	t.Run("script", func(t *testing.T) { w.t = t; script(w) })
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
