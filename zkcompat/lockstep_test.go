@@ -325,8 +325,8 @@ func handshakes(w *twins) {
 		"wrong password": func(side int, r *jute.ConnectRequest) {
 			r.SessionID, r.Password = ids[side], make([]byte, 16)
 		},
-		"no password":    func(side int, r *jute.ConnectRequest) { r.SessionID, r.Password = ids[side], nil },
-		"ahead":          func(_ int, r *jute.ConnectRequest) { r.LastZxidSeen = 1 << 62 },
+		"no password": func(side int, r *jute.ConnectRequest) { r.SessionID, r.Password = ids[side], nil },
+		"ahead":       func(_ int, r *jute.ConnectRequest) { r.LastZxidSeen = 1 << 62 },
 		"right password": func(side int, r *jute.ConnectRequest) { // with its own timeout: here a session keeps that for life
 			r.SessionID, r.Password, r.TimeoutMs = ids[side], passwords[side], 10_000
 		},
