@@ -241,9 +241,14 @@ func (d *demo) startCluster(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("create the topic: %w: %s", err, out)
 	}
-	d.zk, _, err = zk.Connect(strings.Split(d.zookeeper(), ","), 20*time.Second, zk.WithLogInfo(false))
+	d.zk, _, err = zk.Connect(strings.Split(d.zookeeper(), ","), 20*time.Second, zk.WithLogInfo(false), zk.WithLogger(quiet{}))
 	return err
 }
+
+// quiet drops the library's lines about the broker that the demo itself has killed; failures come back as errors.
+type quiet struct{}
+
+func (quiet) Printf(string, ...any) {}
 
 // startDev starts three brokers and returns when they serve.
 func (d *demo) startDev(ctx context.Context) error {
