@@ -181,6 +181,31 @@ func TestBitRotIsNeverServed(t *testing.T) {
 	}
 }
 
+// A damaged index costs time, not answers.
+func TestDamagedIndexIsOnlyAHint(t *testing.T) {
+	fsys := vfs.NewMem(nil)
+	l, _ := open(t, fsys, Config{SegmentBytes: 2000, IndexIntervalBytes: 100})
+	for range 20 {
+		appendN(t, l, 2, 0)
+	}
+	want := len(readAll(t, l))
+	for _, suffix := range []string{indexSuffix, timeIndexSuffix} {
+		name := segmentPath(l.dir, 0, suffix)
+		info, err := fsys.Stat(name)
+		must(t, err)
+		if info.Size < 12 {
+			t.Fatal("the index is empty")
+		}
+		for at := range info.Size {
+			flip(t, fsys, name, at)
+			if got := len(readAll(t, l)); got != want {
+				t.Fatalf("%s bit %d: %d batches, want %d", suffix, at, got, want)
+			}
+			flip(t, fsys, name, at)
+		}
+	}
+}
+
 // S31: the last bytes of the newest segment are gone, or of an older one.
 func TestCutFiles(t *testing.T) {
 	for cut := int64(1); cut < 400; cut += 13 {

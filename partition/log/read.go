@@ -96,13 +96,17 @@ func (r *segmentReader) corrupt(pos int64, offset id.Offset, cause error) error 
 	return &CorruptError{Dir: r.dir, Segment: r.base, Position: pos, Offset: offset, Cause: cause}
 }
 
-// locate finds the batch that holds offset, or the first after it.
+// locate finds the batch that holds offset, or the first after it. What the index says is only a hint: if it leads nowhere, or
+// past the offset, the segment is walked from its start.
 func (r *segmentReader) locate(offset id.Offset) (pos, size int64, found bool, err error) {
-	reach := func(b record.Batch) bool { return b.LastOffset() >= offset }
+	base := id.Offset(-1)
+	reach := func(b record.Batch) bool {
+		base = b.BaseOffset()
+		return b.LastOffset() >= offset
+	}
 	from := r.floor(int64(offset - r.base))
 	pos, size, found, err = seek(r.log, from, r.size, reach)
-	if errors.Is(err, record.ErrCorrupt) && from > 0 {
-		// The index may be what is damaged.
+	if from > 0 && (errors.Is(err, record.ErrCorrupt) || err == nil && (!found || base > offset)) {
 		pos, size, found, err = seek(r.log, 0, r.size, reach)
 	}
 	if errors.Is(err, record.ErrCorrupt) {
@@ -265,10 +269,14 @@ func (r *segmentReader) firstWith(from, start id.Offset, match func(batch, rec i
 	from = max(from, start)
 	for {
 		var largest int64
-		pos, size, found, err := seek(r.log, r.floor(int64(from-r.base)), r.size, func(b record.Batch) bool {
+		wanted := func(b record.Batch) bool {
 			largest = b.MaxTimestamp()
 			return b.LastOffset() >= from && match(largest, largest)
-		})
+		}
+		pos, size, found, err := seek(r.log, r.floor(int64(from-r.base)), r.size, wanted)
+		if errors.Is(err, record.ErrCorrupt) { // the index may be what is damaged
+			pos, size, found, err = seek(r.log, 0, r.size, wanted)
+		}
 		if errors.Is(err, record.ErrCorrupt) {
 			err = r.corrupt(pos, from, err)
 		}
