@@ -33,7 +33,10 @@ import (
 	"github.com/barnabas-mq/barnabas/zkcompat"
 )
 
-const stopLimit = 5 * time.Second // for what waits on others during a stop
+const (
+	stopLimit  = 5 * time.Second // for requests on the admin port during a stop
+	leaveLimit = 2 * time.Second // for handing over to the others, who may be stopping too
+)
 
 // registration is this node's incarnation as the cluster knows it.
 type registration struct {
@@ -237,6 +240,7 @@ func (n *node) run(ctx context.Context) (err error) {
 		})
 	}
 	do("metadata log", n.watchRaft)
+	do("discovery", n.discover)
 	do("joining", n.join)
 	do("registration", n.register)
 	do("partitions", n.runPartitions)

@@ -68,7 +68,7 @@ func (n *node) fetches() []cluster.Fetch {
 // leave hands over what this node has, so that nobody waits for it: the Raft leadership, then its place among the brokers.
 // Partitions and client ports have stopped.
 func (n *node) leave() {
-	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)
 	defer cancel()
 	if err := n.raft.TransferLeadership(ctx); err != nil && !errors.Is(err, raftmeta.ErrNotLeader) {
 		n.log.Info("the Raft leadership was not handed over", "err", err)

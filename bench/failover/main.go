@@ -1,0 +1,266 @@
+// Command failover measures how long producers stand still when a broker dies or freezes: a three-node barnabas on
+// loopback, an idempotent franz-go producer with acks=all whose metadata may be 50 ms old, SIGKILL and SIGSTOP of the Raft
+// leader and of another broker, in turn. Run it by `make bench-failover`.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+const (
+	topic      = "failover"
+	partitions = 12
+	every      = 2 * time.Millisecond // one record, to the partitions in turn
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "failover:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	bin := flag.String("bin", "bin/barnabas", "the barnabas binary")
+	runs := flag.Int("runs", 10, "runs of each kind")
+	flag.Parse()
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "failover-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	c, err := start(ctx, *bin, dir)
+	if err != nil {
+		return err
+	}
+	defer c.stop()
+	if _, err := c.adm.CreateTopic(ctx, partitions, 3, nil, topic); err != nil {
+		return err
+	}
+	fmt.Printf("%-8s %-14s %10s %10s %10s  all runs\n", "signal", "broker", "worst", "median", "best")
+	for _, k := range []struct {
+		name   string
+		sig    syscall.Signal
+		leader bool
+	}{{"SIGKILL", syscall.SIGKILL, false}, {"SIGKILL", syscall.SIGKILL, true}, {"SIGSTOP", syscall.SIGSTOP, false}, {"SIGSTOP", syscall.SIGSTOP, true}} {
+		var stalls []time.Duration
+		for range *runs {
+			if err := c.settled(ctx); err != nil {
+				return err
+			}
+			s, err := c.once(ctx, k.sig, k.leader)
+			if err != nil {
+				return err
+			}
+			stalls = append(stalls, s.Round(time.Millisecond))
+		}
+		sorted := slices.Sorted(slices.Values(stalls))
+		who := "another"
+		if k.leader {
+			who = "Raft leader"
+		}
+		fmt.Printf("%-8s %-14s %10v %10v %10v  %v\n", k.name, who, sorted[len(sorted)-1], sorted[len(sorted)/2], sorted[0], stalls)
+	}
+	return nil
+}
+
+type node struct {
+	ID     int    `json:"id"`
+	PID    int    `json:"pid"`
+	Kafka  string `json:"kafka"`
+	Config string `json:"config"`
+}
+
+type cluster struct {
+	bin, dir string
+	dev      *exec.Cmd
+	started  []*exec.Cmd
+	client   *kgo.Client
+	adm      *kadm.Client
+	turn     int
+}
+
+func start(ctx context.Context, bin, dir string) (*cluster, error) {
+	args := []string{"dev", "--nodes", "3", "--dir", filepath.Join(dir, "cluster")}
+	for i, flag := range []string{"--kafka-port", "--zk-port", "--admin-port", "--cluster-port"} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		p := l.Addr().(*net.TCPAddr).Port
+		l.Close()
+		args = append(args, flag, strconv.Itoa(p-p%4+i*8))
+	}
+	c := &cluster{bin: bin, dir: filepath.Join(dir, "cluster"), dev: exec.Command(bin, args...)}
+	c.dev.Stdout, c.dev.Stderr = io.Discard, io.Discard
+	if err := c.dev.Start(); err != nil {
+		return nil, err
+	}
+	for {
+		nodes, err := c.nodes()
+		if err == nil && len(nodes) == 3 {
+			var seeds []string
+			for _, n := range nodes {
+				seeds = append(seeds, n.Kafka)
+			}
+			if c.client, err = kgo.NewClient(kgo.SeedBrokers(seeds...), kgo.MetadataMinAge(50*time.Millisecond), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+				kgo.ProducerLinger(0), kgo.RetryBackoffFn(func(int) time.Duration { return 50 * time.Millisecond })); err != nil {
+				return nil, err
+			}
+			c.adm = kadm.NewClient(c.client)
+			return c, nil
+		}
+		select {
+		case <-ctx.Done():
+			c.stop()
+			return nil, ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func (c *cluster) nodes() ([]node, error) {
+	b, err := os.ReadFile(filepath.Join(c.dir, "cluster.json"))
+	if err != nil {
+		return nil, err
+	}
+	var d struct{ Nodes []node }
+	return d.Nodes, json.Unmarshal(b, &d)
+}
+
+// settled waits until all brokers are in every ISR and lead.
+func (c *cluster) settled(ctx context.Context) error {
+	for {
+		m, err := c.adm.Metadata(ctx, topic)
+		if err == nil && len(m.Brokers) == 3 && len(m.Topics[topic].Partitions) == partitions {
+			full := true
+			for _, p := range m.Topics[topic].Partitions {
+				full = full && len(p.ISR) == 3 && p.Leader >= 0
+			}
+			if full {
+				return nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// victim picks the Raft leader, or another broker that leads partitions.
+func (c *cluster) victim(ctx context.Context, leader bool) (node, error) {
+	m, err := c.adm.Metadata(ctx, topic)
+	if err != nil {
+		return node{}, err
+	}
+	leads := map[int]bool{}
+	for _, p := range m.Topics[topic].Partitions {
+		leads[int(p.Leader)] = true
+	}
+	nodes, err := c.nodes()
+	if err != nil {
+		return node{}, err
+	}
+	c.turn++
+	for i := range nodes {
+		n := nodes[(i+c.turn)%len(nodes)]
+		if leader == (n.ID == int(m.Controller)) && (leader || leads[n.ID]) {
+			return n, nil
+		}
+	}
+	for _, n := range nodes { // nobody else leads: any other broker
+		if n.ID != int(m.Controller) {
+			return n, nil
+		}
+	}
+	return node{}, errors.New("no victim")
+}
+
+// once kills or freezes one broker under load and returns the longest time that a record waited for its ack.
+func (c *cluster) once(ctx context.Context, sig syscall.Signal, leader bool) (time.Duration, error) {
+	v, err := c.victim(ctx, leader)
+	if err != nil {
+		return 0, err
+	}
+	var worst atomic.Int64
+	var failed atomic.Value
+	var wg sync.WaitGroup
+	load, stopLoad := context.WithCancel(ctx)
+	wg.Go(func() {
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		for n := int32(0); load.Err() == nil; n++ {
+			at := time.Now()
+			wg.Add(1)
+			c.client.Produce(ctx, &kgo.Record{Topic: topic, Partition: n % partitions, Value: []byte("x")}, func(_ *kgo.Record, err error) {
+				defer wg.Done()
+				if err != nil {
+					failed.Store(err)
+				}
+				took := int64(time.Since(at))
+				for old := worst.Load(); took > old && !worst.CompareAndSwap(old, took); old = worst.Load() {
+				}
+			})
+			<-tick.C
+		}
+	})
+	time.Sleep(time.Second) // a second of calm load
+	worst.Store(0)
+	if err := syscall.Kill(v.PID, sig); err != nil {
+		stopLoad()
+		wg.Wait()
+		return 0, fmt.Errorf("broker %d (pid %d): %w", v.ID, v.PID, err)
+	}
+	time.Sleep(6 * time.Second) // longer than any lease
+	stopLoad()
+	wg.Wait()
+	if err, ok := failed.Load().(error); ok {
+		return 0, fmt.Errorf("a record failed: %w", err)
+	}
+	stall := time.Duration(worst.Load())
+	if sig == syscall.SIGSTOP {
+		return stall, syscall.Kill(v.PID, syscall.SIGCONT)
+	}
+	again := exec.Command(c.bin, "server", "--config", v.Config)
+	again.Stdout, again.Stderr = io.Discard, io.Discard
+	if err := again.Start(); err != nil {
+		return 0, err
+	}
+	c.started = append(c.started, again)
+	go func() { _ = again.Wait() }() // reaped when it is killed in a later run
+	return stall, nil
+}
+
+func (c *cluster) stop() {
+	if c.client != nil {
+		c.client.Close()
+	}
+	for _, s := range c.started {
+		_ = s.Process.Signal(syscall.SIGTERM)
+	}
+	_ = c.dev.Process.Signal(syscall.SIGTERM)
+	_ = c.dev.Wait()
+}
