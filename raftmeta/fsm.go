@@ -27,6 +27,7 @@ type fsm struct {
 	track     bool
 	onSettled func(*state.State, []state.Settled) // the lane's results of an entry
 	onRestore func(*state.State)
+	onBroken  func() // a restore failed: raft goes on as if nothing had been installed, so it must be opened again
 
 	st   *state.State
 	view atomic.Pointer[state.View]
@@ -122,6 +123,7 @@ func (s *fsmSnapshot) Release() {}
 func (f *fsm) Restore(r io.ReadCloser) error {
 	st, err := state.Restore(r, f.track)
 	if err != nil {
+		f.onBroken()
 		return fmt.Errorf("raftmeta: restore: %w", err)
 	}
 	f.st = st

@@ -95,6 +95,7 @@ func (h *healStore) received(s snapRef) error {
 	h.at("heal-begin")
 	past, err := h.dropUnlessHolds(s)
 	if err != nil {
+		h.reopen() // raft goes on without the snapshot that the next open finds: it must not
 		return err
 	}
 	h.at("heal-end")

@@ -266,9 +266,11 @@ func seedSnapshot(t *testing.T, dir string, conf raft.Configuration, index, term
 
 func seedWAL(t *testing.T, dir string, logs []*raft.Log) {
 	t.Helper()
-	l := mustLone(t, loneOpts{kind: "wal", dir: filepath.Join(dir, "seed"), id: "S", seed: logs, term: 1})
-	l.stop()
-	must(t, os.Rename(filepath.Join(dir, "seed", "wal"), filepath.Join(dir, "wal")))
+	must(t, vfs.EnsureDir(vfs.OS(), filepath.Join(dir, "wal")))
+	l, err := openWAL(filepath.Join(dir, "wal"), 64<<10, quiet())
+	must(t, err)
+	must(t, l.StoreLogs(logs))
+	must(t, l.Close())
 }
 
 // Rules of the wrapper alone.

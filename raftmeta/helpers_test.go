@@ -274,8 +274,9 @@ func openLone(t testing.TB, o loneOpts) (*lone, error) {
 		}
 		return nil, err
 	}
-	l.port.run(l.r.AppliedIndex, l.r.CurrentTerm)
+	l.port.run(factsOf(l.r))
 	l.close = func() {
+		l.port.leave()
 		must(t, l.r.Shutdown().Error())
 		must(t, tr.close())
 		for _, c := range closers {

@@ -79,7 +79,7 @@ func New(cfg Config) (*Node, error) {
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.stopped = n.ctx.Done()
 	n.limit.Store(cfg.SnapshotBytes)
-	n.fsm.onSettled, n.fsm.onRestore = n.onSettled, n.onRestore
+	n.fsm.onSettled, n.fsm.onRestore, n.fsm.onBroken = n.onSettled, n.onRestore, n.requestReopen
 	n.comb.apply, n.comb.pushed, n.comb.term = n.applyEntry, n.pushCommit, n.leaderTerm
 	n.comb.clock = func() (time.Duration, time.Time) { return cfg.Clock.Boot(), cfg.Clock.Now() }
 	n.voter.since = cfg.Clock.Boot()
@@ -154,7 +154,7 @@ func (n *Node) open() error {
 		return false
 	}))
 	n.inst.Store(i)
-	i.p.run(r.AppliedIndex, r.CurrentTerm)
+	i.p.run(factsOf(r))
 	i.wg.Go(func() {
 		for {
 			select {
@@ -172,15 +172,20 @@ func (n *Node) open() error {
 
 // shutdown ends the instance; nothing of it runs any more when it returns.
 func (i *instance) shutdown() error {
+	i.p.leave()
 	err := i.r.Shutdown().Error()
 	close(i.quit)
 	i.wg.Wait()
 	return err
 }
 
-// requestReopen is called from raft's main goroutine when a received snapshot made its memory of the log wrong.
+// requestReopen is called from raft's main or FSM goroutine when a received snapshot made its memory wrong.
 func (n *Node) requestReopen() {
-	n.inst.Load().p.hold()
+	i := n.inst.Load()
+	if i == nil {
+		return // Start fails
+	}
+	i.p.hold()
 	select {
 	case n.reopenC <- struct{}{}:
 	default:
@@ -243,9 +248,11 @@ func (n *Node) Stop() error {
 	}
 	err := n.tr.layer.Close() // first: what waits for a peer fails at once
 	n.pusher.close()
+	n.inst.Load().p.leave()
 	err = errors.Join(err, n.inst.Load().r.Shutdown().Error())
 	n.wg.Wait()
 	i := n.inst.Load() // superviseRaft may just have opened another
+	i.p.leave()
 	err = errors.Join(err, i.r.Shutdown().Error())
 	select {
 	case <-i.quit:

@@ -24,9 +24,10 @@ func (l *deafLayer) Dial(raft.ServerAddress, time.Duration) (net.Conn, error) {
 // What carries the log is repeated while a peer is away: raft itself would back off, up to 10 s, and wake for nobody. A
 // heartbeat fails at once; the rest ends with the term, and with the node.
 func TestAppendWaitsForItsPeer(t *testing.T) {
-	for name, end := range map[string]func(*transport, *atomic.Uint64){
-		"the term ends": func(_ *transport, term *atomic.Uint64) { term.Store(4) },
-		"the node ends": func(tr *transport, _ *atomic.Uint64) { _ = tr.layer.Close() },
+	for name, end := range map[string]func(*transport, *port, *atomic.Uint64){
+		"the term ends":        func(_ *transport, _ *port, term *atomic.Uint64) { term.Store(4) },
+		"the node ends":        func(tr *transport, _ *port, _ *atomic.Uint64) { _ = tr.layer.Close() },
+		"raft is opened again": func(_ *transport, p *port, _ *atomic.Uint64) { p.leave() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -36,7 +37,7 @@ func TestAppendWaitsForItsPeer(t *testing.T) {
 			p := tr.open()
 			var term atomic.Uint64
 			term.Store(3)
-			p.run(func() uint64 { return 0 }, term.Load)
+			p.run(raftFacts{term: term.Load, feeds: func(_ raft.ServerID, of uint64) bool { return term.Load() == of }})
 			defer func() { must(t, errors.Join(p.Close(), tr.close())) }()
 			if err := p.AppendEntries("B", "b", &raft.AppendEntriesRequest{Term: 3}, &raft.AppendEntriesResponse{}); err == nil || l.dials.Load() != 1 {
 				t.Fatalf("a heartbeat: %v after %d dials", err, l.dials.Load())
@@ -51,7 +52,7 @@ func TestAppendWaitsForItsPeer(t *testing.T) {
 				t.Fatalf("gave up: %v", err)
 			default:
 			}
-			end(tr, &term)
+			end(tr, p, &term)
 			if err := <-done; err == nil {
 				t.Fatal("an append to nobody succeeded")
 			}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -127,13 +128,14 @@ func (t *transport) close() error {
 // leader), buffers the pipeline's answers, and keeps InstallSnapshot requests that would lead back away from raft.
 type port struct {
 	*raft.NetworkTransport
-	t       *transport
-	rpc     chan raft.RPC
-	applied func() uint64 // raft's applied index
-	term    func() uint64 // raft's current term
+	t     *transport
+	rpc   chan raft.RPC
+	facts atomic.Pointer[raftFacts] // set by run
 
 	held     chan struct{} // closed by hold
 	holdOnce sync.Once
+	quit     chan struct{} // closed by leave
+	quitOnce sync.Once
 	done     chan struct{}
 	doneOnce sync.Once
 	wg       sync.WaitGroup
@@ -145,19 +147,47 @@ var (
 	_ raft.WithClose   = (*port)(nil)
 )
 
-// open makes a port; run starts it once raft exists, since its answers need applied and term.
-func (t *transport) open() *port {
-	return &port{NetworkTransport: t.net, t: t, rpc: make(chan raft.RPC), held: make(chan struct{}), done: make(chan struct{})}
+// raftFacts is what a port has to know of its raft instance.
+type raftFacts struct {
+	applied, term func() uint64
+	feeds         func(id raft.ServerID, term uint64) bool // leads that term, and the server is a member
 }
 
-func (p *port) run(applied, term func() uint64) {
-	p.applied, p.term = applied, term
+func factsOf(r *raft.Raft) raftFacts {
+	return raftFacts{applied: r.AppliedIndex, term: r.CurrentTerm, feeds: func(id raft.ServerID, term uint64) bool {
+		if r.State() != raft.Leader || r.CurrentTerm() != term {
+			return false
+		}
+		conf := r.GetConfiguration()
+		if conf.Error() != nil {
+			return false
+		}
+		return slices.ContainsFunc(conf.Configuration().Servers, func(s raft.Server) bool { return s.ID == id })
+	}}
+}
+
+func (p *port) feeds(id raft.ServerID, term uint64) bool {
+	f := p.facts.Load()
+	return f != nil && f.feeds(id, term)
+}
+
+// open makes a port; run starts it once raft exists.
+func (t *transport) open() *port {
+	return &port{NetworkTransport: t.net, t: t, rpc: make(chan raft.RPC),
+		held: make(chan struct{}), quit: make(chan struct{}), done: make(chan struct{})}
+}
+
+func (p *port) run(f raftFacts) {
+	p.facts.Store(&f)
 	p.wg.Add(1)
 	go p.pump()
 }
 
 // hold keeps every further request away from raft until the port is closed. It does not wait.
 func (p *port) hold() { p.holdOnce.Do(func() { close(p.held) }) }
+
+// leave ends repeated sending; to be called before raft's Shutdown, which waits for the senders.
+func (p *port) leave() { p.quitOnce.Do(func() { close(p.quit) }) }
 
 // Close implements raft.WithClose: it ends this port, not the connections.
 func (p *port) Close() error {
@@ -233,8 +263,8 @@ func (p *port) install(r raft.RPC, q *raft.InstallSnapshotRequest) {
 		<-fed
 		respond <- a
 	}()
-	if applied := p.applied(); q.LastLogIndex <= applied {
-		term := p.term()
+	if applied := p.facts.Load().applied(); q.LastLogIndex <= applied {
+		term := p.facts.Load().term()
 		p.t.log.Info("received snapshot is not newer than the applied state, kept away", "snapshot", q.LastLogIndex,
 			"applied", applied, "from", string(q.ID))
 		answer <- raft.RPCResponse{Response: &raft.InstallSnapshotResponse{
@@ -270,17 +300,17 @@ func (s *stallReader) Read(b []byte) (int, error) {
 
 // AppendEntries implements raft.Transport. raft backs off for up to 10 s from a peer that fails, and nothing wakes it when
 // the peer is back: a restarted follower would follow that much later. So what carries the log (a heartbeat does not) is
-// repeated here until the peer takes it, the term is over, or the node stops; sending it twice is harmless.
+// repeated here while this node leads that term and the peer is a member; sending it twice is harmless.
 func (p *port) AppendEntries(id raft.ServerID, a raft.ServerAddress, q *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
 	for {
 		err := p.NetworkTransport.AppendEntries(id, a, q, r)
-		if err == nil || q.PrevLogEntry == 0 && len(q.Entries) == 0 || p.term() != q.Term || p.t.layer.ended() {
+		if err == nil || q.PrevLogEntry == 0 && len(q.Entries) == 0 || !p.feeds(id, q.Term) || p.t.layer.ended() {
 			return err
 		}
 		pause := time.NewTimer(appendRetry)
 		select {
 		case <-pause.C:
-		case <-p.done:
+		case <-p.quit:
 			pause.Stop()
 			return err
 		}
