@@ -143,3 +143,70 @@ func TestSessionsOverFailOvers(t *testing.T) {
 	}
 	t.Logf("%d sequential creates were answered over both faults", made)
 }
+
+// A node that is cut off loses its ZooKeeper clients before anybody sees their sessions end: so no consumer reads on while
+// another takes its partitions.
+func TestCutOffNodeLetsItsClientsGo(t *testing.T) {
+	c := harness.Start(t, harness.Options{Nodes: 3, Proxied: true})
+	controller := harness.Controller(t, c.Brokers())
+	for _, node := range []*harness.Node{c.Node(controller), c.Node(controller%3 + 1)} {
+		t.Run(fmt.Sprintf("node %d, controller %v", node.ID, node.ID == controller), func(t *testing.T) {
+			var others []string
+			var elsewhere []string
+			for _, n := range c.Nodes {
+				if n != node {
+					others, elsewhere = append(others, n.Name), append(elsewhere, n.ZooKeeper)
+				}
+			}
+			client, events, err := zk.Connect([]string{node.ZooKeeper}, zkSession, zk.WithLogInfo(false), zk.WithLogger(quietZK{}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			path := fmt.Sprintf("/cut-%d", node.ID)
+			if _, err := client.Create(path, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll)); err != nil {
+				t.Fatal(err)
+			}
+			watcher := dialZK(t, elsewhere...)
+			if _, err := watcher.Sync("/"); err != nil {
+				t.Fatal(err)
+			}
+			_, _, gone, err := watcher.ExistsW(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			c.Net.Isolate(node.Name, others...)
+			defer c.Net.Heal()
+			var left, ended time.Duration
+			for ended == 0 {
+				select {
+				case e := <-events:
+					if e.State == zk.StateDisconnected && left == 0 {
+						left = time.Since(start)
+					}
+				case e := <-gone:
+					ended = time.Since(start)
+					if e.Type != zk.EventNodeDeleted { // the watcher itself was moved: ask again
+						there := true
+						testtool.Eventually(t, harness.StartLimit, func() (err error) {
+							there, _, gone, err = watcher.ExistsW(path)
+							return err
+						})
+						if there {
+							ended = 0
+						}
+					}
+				case <-time.After(harness.StartLimit):
+					t.Fatalf("the session of a cut-off client does not end; its connection was closed after %v", left)
+				}
+			}
+			if left == 0 || left > ended {
+				t.Errorf("the client was let go after %v, its session ended for all after %v", left, ended)
+			}
+			t.Logf("the client was let go after %v, its session of %v ended after %v", left, zkSession, ended)
+			c.Net.Heal()
+			c.AwaitServing()
+		})
+	}
+}
