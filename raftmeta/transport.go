@@ -274,22 +274,23 @@ func (p *port) install(r raft.RPC, q *raft.InstallSnapshotRequest) {
 		return
 	}
 	p.t.installing.Store(q.LastLogIndex)
-	r.Reader, r.RespChan = &stallReader{c: out}, answer
+	r.Reader, r.RespChan = &stallReader{c: out, limit: snapStallLimit}, answer
 	p.deliver(r)
 }
 
 // stallReader gives up when its source makes no progress, so that a leader frozen in the middle of a snapshot does not
 // keep this node's main loop, and with it every election, for ever.
 type stallReader struct {
-	c   net.Conn
-	err error
+	c     net.Conn
+	limit time.Duration
+	err   error
 }
 
 func (s *stallReader) Read(b []byte) (int, error) {
 	if s.err != nil {
 		return 0, s.err
 	}
-	_ = s.c.SetReadDeadline(time.Now().Add(snapStallLimit)) // fails only when the source has ended; then Read tells
+	_ = s.c.SetReadDeadline(time.Now().Add(s.limit)) // fails only when the source has ended; then Read tells
 	n, err := s.c.Read(b)
 	if err != nil && err != io.EOF {
 		err = fmt.Errorf("raftmeta: received snapshot stopped: %w", err)
