@@ -215,6 +215,9 @@ func (c *Cluster) greet(nc net.Conn) {
 	stopped := c.stopped
 	accept := c.acceptor[kind]
 	c.mu.Unlock()
+	if err == nil && accept == nil && kind != kindRPC && kind != kindProbe {
+		err = errors.New("nobody here takes such connections any more") // closed since the handshake
+	}
 	if err != nil || stopped {
 		if err != nil && !stopped {
 			c.log.Warn("cluster: connection refused", "from", nc.RemoteAddr().String(), "directory", peer.Directory, "err", err)
@@ -222,11 +225,14 @@ func (c *Cluster) greet(nc net.Conn) {
 		nc.Close()
 		return
 	}
-	if kind == kindRPC {
+	switch kind {
+	case kindRPC:
 		c.serve(nc, peer)
-		return
+	case kindProbe:
+		nc.Close()
+	default:
+		accept(nc, peer)
 	}
-	accept(nc, peer)
 }
 
 func (c *Cluster) handshake(nc net.Conn) (byte, Peer, error) {
@@ -239,7 +245,7 @@ func (c *Cluster) handshake(nc net.Conn) (byte, Peer, error) {
 	}
 	kind := first[0]
 	switch kind {
-	case kindRaft, kindRPC, kindPacket, kindStream:
+	case kindRaft, kindRPC, kindPacket, kindStream, kindProbe:
 	default:
 		return 0, Peer{}, fmt.Errorf("unknown first byte 0x%02x: not a barnabas node", kind)
 	}
@@ -249,7 +255,7 @@ func (c *Cluster) handshake(nc net.Conn) (byte, Peer, error) {
 		var why string
 		if status, why = judge(self, kind, want, identity); status != statusOK {
 			err = errors.New(why)
-		} else if kind != kindRPC && !c.accepts(kind) {
+		} else if kind != kindRPC && kind != kindProbe && !c.accepts(kind) {
 			status, err = statusNotServedHere, fmt.Errorf("nobody here takes connections of kind %q yet", kind)
 		}
 	}
@@ -320,7 +326,7 @@ func (c *Cluster) Probe(ctx context.Context, t Target) (Peer, error) {
 	if dir == c.cfg.Directory {
 		return Peer{Identity: c.Self(), Member: true}, nil
 	}
-	nc, peer, err := c.dial(ctx, kindRPC, addr, dir)
+	nc, peer, err := c.dial(ctx, kindProbe, addr, dir)
 	if err != nil {
 		return Peer{}, err
 	}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -169,6 +170,28 @@ func TestDisconnectCancelsHandlersAndCallers(t *testing.T) {
 	}
 	if _, err := b.Probe(testCtx(t), ToDirectory("a")); !errors.Is(err, ErrRefused) {
 		t.Fatalf("probe of a dead process: %v", err)
+	}
+}
+
+// A probe must not look like a lost connection: two nodes would probe each other for ever.
+func TestProbeIsNoLostConnection(t *testing.T) {
+	a, b := pair(t)
+	lost := make(chan Peer, 8)
+	b.OnPeerLost(func(p Peer) { lost <- p })
+	p, err := a.Probe(testCtx(t), ToDirectory("b"))
+	if err != nil || p.Directory != "b" || p.Version != "test" {
+		t.Fatal(p, err)
+	}
+	b.Handle("echo", echo)
+	if _, err := a.Call(testCtx(t), ToDirectory("b"), "echo", nil); err != nil {
+		t.Fatal(err)
+	}
+	a.Stop()
+	<-lost // of the call's connection
+	select {
+	case p := <-lost:
+		t.Fatal("lost another connection with", p.Directory)
+	default:
 	}
 }
 
@@ -491,6 +514,38 @@ func BenchmarkCall(b *testing.B) {
 		for b.Loop() {
 			if _, err := x.CallBulk(context.Background(), ToDirectory("b"), "big", nil); err != nil {
 				b.Fatal(err)
+			}
+		}
+	})
+}
+
+func FuzzHandshake(f *testing.F) {
+	var w bytes.Buffer
+	if err := writeHello(&w, kindRPC, "b", Identity{ClusterID: "c", Directory: "a", Version: "v", Addr: "h:1"}); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(w.Bytes()[1:])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		_, peer, status, err := readHello(bytes.NewReader(b))
+		if err == nil && (peer.Directory == "" || status != statusOK) {
+			t.Fatal("accepted", peer, status)
+		}
+		_, _ = readWelcome(bytes.NewReader(b))
+		_, _ = decodeReportReply(b)
+	})
+}
+
+func FuzzFrame(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 11, 1, 0, 0, 0, 0, 0, 0, 0, 1, 'x', 'y'})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		br := bufio.NewReader(bytes.NewReader(b))
+		for {
+			fr, err := readFrame(br, 1000)
+			if err != nil {
+				return
+			}
+			if len(fr.body) > 1000 {
+				t.Fatal(len(fr.body))
 			}
 		}
 	})

@@ -44,6 +44,7 @@ const (
 	kindRPC    byte = 'C' // calls, control class or bulk class: the listener does not care
 	kindPacket byte = 'P' // memberlist packets as frames
 	kindStream byte = 'S' // a memberlist stream
+	kindProbe  byte = 'Q' // nothing follows the handshake (Cluster.Probe)
 
 	statusOK            byte = 0
 	statusProtocol      byte = 1 // other protocol version

@@ -64,7 +64,7 @@ func (r *Report) encode() []byte {
 		b = appendFetchKey(b, FetchKey{f.Conn, f.TopicPartition})
 		b = appendString(b, f.ClientID)
 		b = appendString(b, f.Addr)
-		b = binary.BigEndian.AppendUint32(b, uint32(min(max(f.Age, 0)/time.Millisecond, 1<<31)))
+		b = binary.BigEndian.AppendUint32(b, uint32(min(max(f.Age, 0)/time.Millisecond, 1<<32-1)))
 	}
 	b = binary.BigEndian.AppendUint32(b, uint32(len(r.Gone)))
 	for _, k := range r.Gone {
