@@ -10,7 +10,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -42,6 +41,7 @@ func main() {
 func run() error {
 	bin := flag.String("bin", "bin/barnabas", "the barnabas binary")
 	runs := flag.Int("runs", 10, "runs of each kind")
+	base := flag.Int("port", 23000, "first of 40 free ports")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
@@ -50,7 +50,7 @@ func run() error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	c, err := start(ctx, *bin, dir)
+	c, err := start(ctx, *bin, dir, *base)
 	if err != nil {
 		return err
 	}
@@ -95,28 +95,26 @@ type node struct {
 type cluster struct {
 	bin, dir string
 	dev      *exec.Cmd
+	devGone  <-chan error
 	started  []*exec.Cmd
 	client   *kgo.Client
 	adm      *kadm.Client
 	turn     int
 }
 
-func start(ctx context.Context, bin, dir string) (*cluster, error) {
+func start(ctx context.Context, bin, dir string, port int) (*cluster, error) {
 	args := []string{"dev", "--nodes", "3", "--dir", filepath.Join(dir, "cluster")}
 	for i, flag := range []string{"--kafka-port", "--zk-port", "--admin-port", "--cluster-port"} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		p := l.Addr().(*net.TCPAddr).Port
-		l.Close()
-		args = append(args, flag, strconv.Itoa(p-p%4+i*8))
+		args = append(args, flag, strconv.Itoa(port+10*i)) // dev says so when one is taken
 	}
 	c := &cluster{bin: bin, dir: filepath.Join(dir, "cluster"), dev: exec.Command(bin, args...)}
-	c.dev.Stdout, c.dev.Stderr = io.Discard, io.Discard
+	c.dev.Stdout, c.dev.Stderr = io.Discard, os.Stderr
 	if err := c.dev.Start(); err != nil {
 		return nil, err
 	}
+	gone := make(chan error, 1)
+	go func() { gone <- c.dev.Wait() }()
+	c.devGone = gone
 	for {
 		nodes, err := c.nodes()
 		if err == nil && len(nodes) == 3 {
@@ -135,6 +133,8 @@ func start(ctx context.Context, bin, dir string) (*cluster, error) {
 		case <-ctx.Done():
 			c.stop()
 			return nil, ctx.Err()
+		case err := <-gone:
+			return nil, fmt.Errorf("the cluster has ended before it served: %w", err)
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
@@ -262,5 +262,5 @@ func (c *cluster) stop() {
 		_ = s.Process.Signal(syscall.SIGTERM)
 	}
 	_ = c.dev.Process.Signal(syscall.SIGTERM)
-	_ = c.dev.Wait()
+	<-c.devGone
 }
