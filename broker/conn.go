@@ -92,7 +92,7 @@ func (c *conn) serve(ctx context.Context) {
 func (c *conn) read(ctx context.Context) error {
 	fr := frameReader{
 		in: bufio.NewReaderSize(c.net, 32<<10), deadline: c.net.SetReadDeadline, idle: c.srv.cfg.IdleTimeout,
-		timeout: c.srv.cfg.FrameTimeout, budget: c.srv.budget, limit: c.limit,
+		timeout: c.srv.cfg.FrameTimeout, budget: c.srv.budget, most: c.srv.cfg.RequestMaxBytes, limit: c.limit,
 	}
 	for {
 		f, err := fr.next(ctx)

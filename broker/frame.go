@@ -12,6 +12,9 @@ import (
 // headSize is what every request begins with: API key, version, correlation id.
 const headSize = 8
 
+// refusedWait is how long more of a refused request is waited for, to tell in the log who sent it.
+const refusedWait = 50 * time.Millisecond
+
 // A refusal ends a connection with one log line.
 type refusal struct {
 	why string // a constant, for metrics
@@ -39,6 +42,8 @@ type frameReader struct {
 	idle     time.Duration
 	timeout  time.Duration
 	budget   *budget
+	// most is the largest size of any frame, 0 for no such limit: what is larger is refused without waiting for more of it.
+	most int
 	// limit returns the largest size of a request's frame, or a refusal.
 	limit func(key, version int16) (int, error)
 	buf   []byte // reused for small frames: bodies live until the next call of next
@@ -59,10 +64,18 @@ func (r *frameReader) next(ctx context.Context) (frame, error) {
 	if size < headSize {
 		return frame{}, refuse("frame size", "a frame of %d bytes is no Kafka request (garbage, or another protocol)", size)
 	}
-	if err := r.deadline(time.Now().Add(r.timeout)); err != nil {
+	tooLarge := r.most > 0 && size > r.most
+	wait := r.timeout
+	if tooLarge {
+		wait = refusedWait // its head can only tell who it is
+	}
+	if err := r.deadline(time.Now().Add(wait)); err != nil {
 		return frame{}, err
 	}
 	if _, err := io.ReadFull(r.in, head[4:]); err != nil {
+		if tooLarge {
+			return frame{}, refuse("frame size", "a frame of %d bytes; at most %d are accepted (garbage, or another protocol)", size, r.most)
+		}
 		return frame{}, cutOff(err)
 	}
 	f := frame{
@@ -86,7 +99,7 @@ func (r *frameReader) next(ctx context.Context) (frame, error) {
 
 // peek returns what little of a refused request is there already.
 func (r *frameReader) peek(n int) []byte {
-	if err := r.deadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+	if err := r.deadline(time.Now().Add(refusedWait)); err != nil {
 		return nil
 	}
 	b := make([]byte, min(n, 256))
