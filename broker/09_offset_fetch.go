@@ -66,6 +66,9 @@ func (s *Server) fetchGroup(v *state.View, version int16, g *kmsg.OffsetFetchReq
 				p.ErrorCode = whole
 			case ok:
 				p = offsetOf(o)
+				if version == 0 { // a znode holds no metadata
+					p.Metadata = new(string)
+				}
 			case version == 0:
 				p.ErrorCode = kerr.UnknownTopicOrPartition.Code
 			}
