@@ -13,7 +13,9 @@ import (
 
 // draw makes a random command; small name spaces so that commands meet.
 func draw(t *rapid.T, sessions []*pb.Result) *pb.Command {
-	name := func(prefix string, n int) string { return fmt.Sprintf("%s%d", prefix, rapid.IntRange(0, n).Draw(t, prefix)) }
+	name := func(prefix string, n int) string {
+		return fmt.Sprintf("%s%d", prefix, rapid.IntRange(0, n).Draw(t, prefix))
+	}
 	n := func(label string, lo, hi int) int32 { return int32(rapid.IntRange(lo, hi).Draw(t, label)) }
 	path := rapid.SampledFrom([]string{"/a", "/a/b", "/a/b/c", "/consumers/g0", "/consumers/g0/ids", "/consumers/g0/ids/m", "/consumers/g0/owners",
 		"/consumers/g0/owners/t0", "/consumers/g0/owners/t0/0", "/consumers/g0/offsets/t0/1", "/consumers/g0/offsets/t0", "/brokers/ids/1"}).Draw(t, "path")
