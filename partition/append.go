@@ -101,7 +101,7 @@ func (m *Manager) appendItem(a *Appending, i int, item *AppendItem, acks int16, 
 	now := m.deps.Clock.Now().UnixMilli()
 	prepared, err := codecs.PrepareProduce(item.Records, record.ProduceRules{
 		Version: item.Version, MaxBatchBytes: conf.maxMessageBytes, TimestampType: conf.timestampType,
-		Now: now, MaxTimestampDiff: conf.maxTimestampDiff,
+		Now: now, MaxTimestampDiff: conf.maxTimestampDiff, Deep: true,
 	})
 	if err != nil {
 		return err
