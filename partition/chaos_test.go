@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/internal/lease"
 	"github.com/barnabas-mq/barnabas/internal/vfs"
@@ -156,7 +158,7 @@ func (c *cluster) fault(t *testing.T, rng *rand.Rand) {
 			c.elect("t", p, to)
 		}
 	}
-	switch rng.IntN(7) {
+	switch rng.IntN(8) {
 	case 0: // power loss, seen at once
 		c.t.Logf("crash %d", b.id)
 		b.crash(rng, rng.Float64())
@@ -192,6 +194,17 @@ func (c *cluster) fault(t *testing.T, rng *rand.Rand) {
 		}
 	case 5:
 		time.Sleep(pause)
+	case 7: // a disk that fails now and then
+		c.t.Logf("disk of %d", b.id)
+		broken := func(op vfs.Op) error {
+			if (op.Kind == vfs.OpSync || op.Kind == vfs.OpWriteAt) && rand.IntN(20) == 0 {
+				return unix.EIO
+			}
+			return nil
+		}
+		healthy := b.fault.Swap(&broken)
+		time.Sleep(pause)
+		b.fault.Store(healthy)
 	case 6: // power loss of all at once
 		c.t.Log("crash all")
 		clones := map[id.BrokerID]*vfs.Mem{}
@@ -220,7 +233,7 @@ func TestChaos(t *testing.T) {
 	}
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
-	c := newCluster(t, 3, Config{ReplicaLagMax: 200 * time.Millisecond, SegmentBytes: 20_000})
+	c := newCluster(t, 3, Config{ReplicaLagMax: 200 * time.Millisecond, RetryFailed: 50 * time.Millisecond, SegmentBytes: 20_000})
 	slow := func(op vfs.Op) error {
 		if op.Kind == vfs.OpSync {
 			time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond)

@@ -85,6 +85,8 @@ type leadState struct {
 	pending    *isrChange
 	right      *lease.Leading
 	acks       []*ackWait // ascending offsets
+	// resigning: leadership is being handed over, nothing is served any more.
+	resigning bool
 	// proposeAfter is the Boot time before which no change of the ISR is proposed, after a refusal.
 	proposeAfter time.Duration
 }
@@ -198,6 +200,9 @@ func (r *replica) shownLocked() (wait time.Duration, err error) {
 
 // rightLocked is the right to serve (metadata.md "Who may answer").
 func (r *replica) rightLocked(now time.Duration) (wait time.Duration, err error) {
+	if r.s.lead.resigning {
+		return 0, fmt.Errorf("%w: %s hands its leadership over", ErrNotLeader, r)
+	}
 	if from := r.s.lead.right.ServesFrom(); now < from {
 		return from - now, fmt.Errorf("%w: %s waits for the lease of an earlier leader to end", ErrOffsetNotAvailable, r)
 	}
@@ -230,9 +235,13 @@ func (r *replica) fail(what string, cause error) {
 	}
 	r.logger.Error("replica stopped after a disk error", slog.String("doing", what), slog.Any("error", cause),
 		slog.String("was", r.s.role.String()), slog.Duration("retry", r.m.cfg.RetryFailed))
+	led, epoch := r.s.role == leading, r.s.epoch
 	r.failLocked(cause)
 	r.mu.Unlock()
 	r.m.detach(r)
+	if led {
+		r.m.resign(r, epoch)
+	}
 }
 
 func (r *replica) failLocked(cause error) {
@@ -255,7 +264,8 @@ func (r *replica) leaveRoleLocked(why error) {
 }
 
 // checkDisk translates an error of the log, and fails the replica if the log cannot go on. Damage that a read found is noted and
-// logged: what is damaged is never served, the rest goes on, and the replica is repaired from its leader once it is out of the ISR.
+// logged: what is damaged is never served; a leader resigns if another can take over, else the rest goes on; and the replica is
+// repaired from its leader once it is out of the ISR.
 func (r *replica) checkDisk(what string, l *log.Log, err error) error {
 	if err == nil {
 		return nil
@@ -271,8 +281,12 @@ func (r *replica) checkDisk(what string, l *log.Log, err error) error {
 		if first {
 			r.s.damagedAt = corrupt.Offset
 		}
+		led, epoch := r.s.role == leading, r.s.epoch
 		r.mu.Unlock()
 		if first {
+			if led {
+				r.m.resign(r, epoch)
+			}
 			r.logger.Error("damaged bytes in the log, they are not served", slog.String("doing", what), slog.Any("error", err))
 		}
 	}

@@ -147,6 +147,11 @@ func (w *witness) take(m message) {
 		}
 		_, d := w.armed[0][e.Path]
 		_, c := w.armed[1][e.Path]
+		// As in ZooKeeper, setWatches tells of a deleted node once for its data watch and once for its child watch.
+		again := e.Type == jute.NodeDeleted && slices.ContainsFunc(w.sent, func(s sent) bool { return s.op == jute.OpSetWatches })
+		if again {
+			d, c = true, true
+		}
 		if table == 0 && !d && !(e.Type == jute.NodeDeleted && c) || table == 1 && !c {
 			w.fails.add("event %v without a watch", e)
 		}
