@@ -194,7 +194,7 @@ var scripts = []struct {
 				w.cutFor(6*time.Second, both(n.id, o)...)
 			}
 		}
-		w.after(w.between(0, 400*time.Millisecond), func() { w.killFor(l, 4*time.Second) })
+		w.after(w.between(0, 900*time.Millisecond), func() { w.killFor(l, 4*time.Second) })
 	}},
 	{"a partition is moved away from a broker whose log lags", func(w *world) {
 		l := w.raftLeader()
@@ -410,7 +410,11 @@ func TestModelStall(t *testing.T) {
 		}},
 	} {
 		var worst time.Duration
-		for i := range 10 {
+		runs := 10
+		if underRace {
+			runs = 2
+		}
+		for i := range runs {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(uint64(i), plants{})
 				time.Sleep(8 * time.Second)
