@@ -121,6 +121,36 @@ func TestAdminClient(t *testing.T) {
 	if err != nil || len(bc) != 1 || bc[0].Err != nil || len(bc[0].Configs) != 2 {
 		t.Errorf("broker configs: %+v %v", bc, err)
 	}
+	alter := func(want error, configs ...kadm.AlterConfig) {
+		t.Helper()
+		rs, err := adm.AlterTopicConfigs(ctx, configs, "t")
+		if err != nil || len(rs) != 1 || !errors.Is(rs[0].Err, want) {
+			t.Fatalf("%+v: %+v %v", configs, rs, err)
+		}
+	}
+	value := func(v string) *string { return &v }
+	alter(nil, kadm.AlterConfig{Op: kadm.SetConfig, Name: "max.message.bytes", Value: value("5000")}, kadm.AlterConfig{Op: kadm.DeleteConfig, Name: "segment.bytes"},
+		kadm.AlterConfig{Op: kadm.AppendConfig, Name: "cleanup.policy", Value: value("compact")})
+	alter(nil, kadm.AlterConfig{Op: kadm.SubtractConfig, Name: "cleanup.policy", Value: value("delete")})
+	alter(kerr.InvalidConfig, kadm.AlterConfig{Op: kadm.SetConfig, Name: "max.message.bytes", Value: value("many")}, kadm.AlterConfig{Op: kadm.DeleteConfig, Name: "cleanup.policy"})
+	alter(kerr.InvalidConfig, kadm.AlterConfig{Op: kadm.SetConfig, Name: "no.such", Value: value("1")})
+	alter(kerr.InvalidConfig, kadm.AlterConfig{Op: kadm.AppendConfig, Name: "max.message.bytes", Value: value("1")})
+	row, _ := f.meta.View().Config("topics", "t")
+	if fmt.Sprint(row.Entries) != "[{cleanup.policy compact} {max.message.bytes 5000}]" {
+		t.Errorf("configuration: %v", row.Entries)
+	}
+	if rs, err := adm.AlterTopicConfigsState(ctx, []kadm.AlterConfig{{Name: "retention.ms", Value: value("77")}}, "t"); err != nil || rs[0].Err != nil {
+		t.Error(rs, err)
+	}
+	if row, _ = f.meta.View().Config("topics", "t"); fmt.Sprint(row.Entries) != "[{retention.ms 77}]" {
+		t.Errorf("configuration: %v", row.Entries)
+	}
+	if rs, err := adm.AlterTopicConfigs(ctx, []kadm.AlterConfig{{Name: "retention.ms", Value: value("77")}}, "missing"); err != nil || !errors.Is(rs[0].Err, kerr.UnknownTopicOrPartition) {
+		t.Error(rs, err)
+	}
+	if rs, err := adm.AlterBrokerConfigs(ctx, []kadm.AlterConfig{{Name: "num.partitions", Value: value("77")}}, 1); err != nil || !errors.Is(rs[0].Err, kerr.InvalidRequest) {
+		t.Error(rs, err)
+	}
 	meta, err := adm.BrokerMetadata(ctx)
 	if err != nil || meta.Controller != 1 || len(meta.Brokers) != 2 || meta.Cluster != "abcdefghijklmnopqrstuv" {
 		t.Error(meta, err)

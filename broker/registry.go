@@ -85,8 +85,8 @@ func (a api) checked(check func(int16, []byte) error) api { a.check = check; ret
 func served() []api {
 	all := []api{
 		produceAPI, fetchAPI, listOffsetsAPI, metadataAPI, offsetCommitAPI, offsetFetchAPI, findCoordinatorAPI, apiVersionsAPI,
-		createTopicsAPI, deleteTopicsAPI, initProducerIDAPI, offsetForLeaderEpochAPI, describeConfigsAPI, createPartitionsAPI,
-		describeClusterAPI,
+		createTopicsAPI, deleteTopicsAPI, initProducerIDAPI, offsetForLeaderEpochAPI, describeConfigsAPI, alterConfigsAPI,
+		createPartitionsAPI, incrementalAlterConfigsAPI, describeClusterAPI,
 	}
 	slices.SortFunc(all, func(a, b api) int { return int(a.key) - int(b.key) })
 	return all

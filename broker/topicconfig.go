@@ -185,7 +185,7 @@ func (s *Server) topicSynonyms(def *setting, entries *state.Config, replicas int
 	if def.broker == "" {
 		return append(out, synonym{def.name, def.def, kmsg.ConfigSourceDefaultConfig})
 	}
-	if v, ok := s.cfg.Static[def.broker]; ok {
+	if v, ok := s.cfg.Static[def.broker]; ok && v != def.def {
 		out = append(out, synonym{def.broker, v, kmsg.ConfigSourceStaticBrokerConfig})
 	}
 	value := def.def
