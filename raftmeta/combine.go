@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -16,6 +17,9 @@ const (
 	queueMaxBytes = 8 << 20          // commands waiting for an entry; beyond it submitters wait
 	enqueueLimit  = 2 * time.Second  // how long an entry may wait for raft's main loop
 	maxClockStep  = 20 * time.Second // a leader that slept longer adds no more than this
+
+	// entriesInFlight is how many entries are under way: while one is applied the next is synced.
+	entriesInFlight = 2
 )
 
 // chunk is what goes into one entry together: some commands of one lane, or one command without a lane.
@@ -30,10 +34,10 @@ type chunkResult struct {
 	err error
 }
 
-// combiner makes entries of what waits on the leader, one in flight at a time. It runs on every node; on a follower it
+// combiner makes entries of what waits on the leader, up to entriesInFlight at a time. It runs on every node; on a follower it
 // refuses what reaches it.
 type combiner struct {
-	apply  func(data []byte) (outcome, error)
+	apply  func(data []byte) (wait func() (outcome, error))
 	pushed func(outcome)
 	clock  func() (boot time.Duration, wall time.Time)
 	term   func() uint64 // of this node's leadership, 0 when it is not the leader
@@ -45,8 +49,9 @@ type combiner struct {
 	bytes int
 	room  chan struct{} // closed and replaced when the queue was drained
 
-	stampTerm uint64 // combiner goroutine only
+	stampTerm uint64 // run's goroutine only
 	stampBoot time.Duration
+	owed      atomic.Int64 // nanoseconds of steps whose entries failed
 }
 
 func newCombiner() *combiner {
@@ -105,28 +110,50 @@ func (c *combiner) take() (ks []chunk, size int) {
 func (c *combiner) run(stop <-chan struct{}, tick time.Duration) {
 	t := time.NewTicker(tick)
 	defer t.Stop()
+	slots := make(chan struct{}, entriesInFlight)
+	flight := make(chan entry, entriesInFlight)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for e := range flight {
+			c.finish(e)
+			<-slots
+		}
+	})
+	defer wg.Wait()
+	defer close(flight)
 	busy := false
 	for {
-		ks, size := c.take()
-		if len(ks) == 0 {
-			select {
-			case <-c.wake:
-				continue
-			case <-t.C:
-				if busy || c.term() == 0 {
-					busy = false
-					continue
-				}
-				ks = []chunk{{data: tickChunk, count: 1}}
-				size = len(tickChunk)
-			case <-stop:
-				c.refuse(ErrStopped)
-				return
-			}
-		} else {
-			busy = true
+		slots <- struct{}{} // the entries under way end with raft at the latest
+		ks, size, ok := c.next(stop, t.C, &busy)
+		if !ok {
+			c.refuse(ErrStopped)
+			return
 		}
-		c.propose(ks, size)
+		if e, ok := c.propose(ks, size); ok {
+			flight <- e
+		} else {
+			<-slots
+		}
+	}
+}
+
+// next waits for the chunks of the next entry; false at stop.
+func (c *combiner) next(stop <-chan struct{}, tick <-chan time.Time, busy *bool) ([]chunk, int, bool) {
+	for {
+		if ks, size := c.take(); len(ks) > 0 {
+			*busy = true
+			return ks, size, true
+		}
+		select {
+		case <-c.wake:
+		case <-tick:
+			if !*busy && c.term() != 0 {
+				return []chunk{{data: tickChunk, count: 1}}, len(tickChunk), true
+			}
+			*busy = false
+		case <-stop:
+			return nil, 0, false
+		}
 	}
 }
 
@@ -158,37 +185,53 @@ func answer(ks []chunk, o outcome, err error) {
 	}
 }
 
-func (c *combiner) propose(ks []chunk, size int) {
+// entry is one under way.
+type entry struct {
+	chunks []chunk
+	step   time.Duration
+	wait   func() (outcome, error)
+}
+
+// propose hands the entry to raft; false when this node does not lead, and the chunks have been refused.
+func (c *combiner) propose(ks []chunk, size int) (entry, bool) {
 	term := c.term()
 	if term == 0 {
 		answer(ks, outcome{}, ErrNotLeader)
-		return
+		return entry{}, false
 	}
 	boot, wall := c.clock()
-	step := time.Duration(0)
-	if c.stampTerm == term {
-		step = min(max(boot-c.stampBoot, 0), maxClockStep).Truncate(time.Millisecond)
-	}
+	step := c.step(term, boot)
 	b := make([]byte, 0, size+32)
 	b = appendUint(b, fieldClockStep, uint64(step.Milliseconds()))
 	b = appendUint(b, fieldWall, uint64(wall.UnixMilli()))
 	for _, k := range ks {
 		b = append(b, k.data...)
 	}
-	o, err := c.apply(b)
-	if err == nil {
-		// The step counts only once it is in the log; what was lost with a failed entry is added by the next one.
-		if c.stampTerm == term {
-			c.stampBoot += step
-		} else {
-			c.stampTerm, c.stampBoot = term, boot
-		}
-		if o.term != term { // leadership came back in a later term while this one waited
-			c.stampTerm = 0
-		}
-		c.pushed(o)
+	return entry{ks, step, c.apply(b)}, true
+}
+
+// step is what the cluster clock moves by: whole milliseconds since this leader's last entry, and nothing in its first. A
+// jump beyond maxClockStep is dropped, not caught up.
+func (c *combiner) step(term uint64, boot time.Duration) time.Duration {
+	owed := time.Duration(c.owed.Swap(0))
+	if c.stampTerm != term {
+		c.stampTerm, c.stampBoot = term, boot
+		return 0
 	}
-	answer(ks, o, proposalError(err))
+	passed := max(boot-c.stampBoot, 0) + owed
+	c.stampBoot = boot - passed%time.Millisecond
+	return min(passed.Truncate(time.Millisecond), maxClockStep)
+}
+
+// finish waits for the entry and answers its chunks.
+func (c *combiner) finish(e entry) {
+	o, err := e.wait()
+	if err == nil {
+		c.pushed(o)
+	} else {
+		c.owed.Add(int64(e.step)) // the next entry adds it
+	}
+	answer(e.chunks, o, proposalError(err))
 }
 
 // proposalError says whether a failed entry may still come true.

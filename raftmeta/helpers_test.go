@@ -173,7 +173,7 @@ func (g *ghost) install(to raft.ServerAddress, leaderTerm, index, term uint64, b
 
 func (g *ghost) append(to raft.ServerAddress, term, prev, prevTerm, commit uint64, spans ...span) raft.AppendEntriesResponse {
 	g.t.Helper()
-	q := &raft.AppendEntriesRequest{RPCHeader: g.header(), Term: term, Leader: []byte(g.LocalAddr()),
+	q := &raft.AppendEntriesRequest{RPCHeader: g.header(), Term: term,
 		PrevLogEntry: prev, PrevLogTerm: prevTerm, LeaderCommitIndex: commit}
 	for _, s := range spans {
 		for i := s.from; i <= s.to; i++ {

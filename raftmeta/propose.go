@@ -269,12 +269,14 @@ func (n *Node) handleForward(ctx context.Context, _ id.DirectoryID, p []byte) ([
 }
 
 // applyEntry is the combiner's way into raft.
-func (n *Node) applyEntry(data []byte) (outcome, error) {
+func (n *Node) applyEntry(data []byte) func() (outcome, error) {
 	f := n.inst.Load().r.Apply(data, enqueueLimit)
-	if err := f.Error(); err != nil {
-		return outcome{}, err
+	return func() (outcome, error) {
+		if err := f.Error(); err != nil {
+			return outcome{}, err
+		}
+		return f.Response().(outcome), nil
 	}
-	return f.Response().(outcome), nil
 }
 
 func (n *Node) pushCommit(o outcome) {

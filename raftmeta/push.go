@@ -148,7 +148,7 @@ func (t *transport) sendPush(to raft.Server, what target) (r raft.AppendEntriesR
 	addr := []byte(t.net.LocalAddr())
 	err = t.net.AppendEntries(to.ID, to.Address, &raft.AppendEntriesRequest{
 		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(t.id), Addr: addr},
-		Term:      what.term, Leader: addr,
+		Term:      what.term,
 		PrevLogEntry: what.index, PrevLogTerm: what.term, LeaderCommitIndex: what.index,
 	}, &r)
 	return r, err
