@@ -59,7 +59,7 @@ func closed(err error) bool {
 func (c *rawConn) wantClosed(what string) {
 	c.t.Helper()
 	if _, err := io.Copy(io.Discard, c); err != nil && !closed(err) {
-		c.t.Errorf("%s: the connection stays open: %v", what, err)
+		c.t.Fatalf("%s: the connection stays open: %v", what, err)
 	}
 }
 
