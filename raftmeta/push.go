@@ -147,8 +147,8 @@ func (p *pusher) close() {
 func (t *transport) sendPush(to raft.Server, what target) (r raft.AppendEntriesResponse, err error) {
 	addr := []byte(t.net.LocalAddr())
 	err = t.net.AppendEntries(to.ID, to.Address, &raft.AppendEntriesRequest{
-		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(t.id), Addr: addr},
-		Term:      what.term,
+		RPCHeader:    raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(t.id), Addr: addr},
+		Term:         what.term,
 		PrevLogEntry: what.index, PrevLogTerm: what.term, LeaderCommitIndex: what.index,
 	}, &r)
 	return r, err

@@ -84,14 +84,6 @@ func (f *fold) part(topic string, p int32) *Partition {
 	return row
 }
 
-func (f *fold) events() string {
-	var b bytes.Buffer
-	for _, c := range f.last.Changes {
-		fmt.Fprintf(&b, "%d:%s%s ", c.Kind, c.Path, c.Topic)
-	}
-	return b.String()
-}
-
 func register(n int32, dir, nonce string) *pb.Command {
 	return &pb.Command{Body: &pb.Command_RegisterBroker{RegisterBroker: &pb.RegisterBroker{
 		DirectoryId: dir, Nonce: nonce, WantedId: n, MinLevel: 1, MaxLevel: 1,
