@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"golang.org/x/sys/unix"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/internal/vfs"
@@ -384,4 +385,28 @@ func FuzzReplicaFetch(f *testing.F) {
 		cancel() // never parked
 		_, _ = m.HandleReplicaFetch(ctx, 2, 1<<40, payload)
 	})
+}
+
+// The only replica comes back by itself when its disk does.
+func TestOnlyReplicaComesBack(t *testing.T) {
+	c := newCluster(t, 1, quick)
+	c.createTopic("t", 1, []int32{1})
+	b := c.leader("t", 0)
+	mustProduce(t, b, "t", 0, "a")
+	broken := func(op vfs.Op) error {
+		if op.Kind == vfs.OpSync {
+			return unix.EIO
+		}
+		return nil
+	}
+	b.fault.Store(&broken)
+	if res := b.produce("t", 0, -1, 5*time.Second, batchOf(t, "lost")); !errors.Is(res.Err, ErrNotLeader) {
+		t.Errorf("failed sync: %v", res.Err)
+	}
+	b.fault.Store(nil)
+	b = c.leader("t", 0)
+	if got, err := b.read("t", 0, 0); err != nil || got[0] != "a" {
+		t.Errorf("read %v, %v", got, err)
+	}
+	mustProduce(t, b, "t", 0, "c")
 }
