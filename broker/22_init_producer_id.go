@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -32,9 +33,11 @@ func (s *Server) initProducerID(ctx context.Context, c *call, req *kmsg.InitProd
 	resp.ProducerID, resp.ProducerEpoch = -1, -1
 	if req.TransactionalID != nil {
 		// Retrying would not help, and no code says "not built": this one is fatal to every client and reads as it is meant.
-		s.log.Warn("broker: transactions are not served yet", "client", c.clientID, "address", c.addr, "api", c.api.name, "version", c.version,
-			"transactional.id", clip(*req.TransactionalID))
 		resp.ErrorCode = kerr.UnsupportedVersion.Code
+		if _, ok := s.lines.allow(lineKind{c.host, "transaction", c.api.key, c.version}, time.Now()); ok {
+			s.log.Warn("broker: transactions are not served yet", "client", c.clientID, "address", c.addr, "api", c.api.name,
+				"version", c.version, "transactional.id", clip(*req.TransactionalID))
+		}
 		return resp
 	}
 	pid, f := s.producerID(ctx)

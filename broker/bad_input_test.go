@@ -315,6 +315,9 @@ func TestSlowSenderIsCutOff(t *testing.T) {
 	c.write(head(1000, 0, 7))
 	c.closed()
 	f.alive(t)
+	if got := f.lines.take(); len(got) != 1 || !strings.Contains(got[0], "did not end in time") {
+		t.Errorf("log: %q", got)
+	}
 }
 
 func TestBudgetIsGivenBack(t *testing.T) {

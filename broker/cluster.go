@@ -40,17 +40,23 @@ func nodeOf(b *state.Broker, listener string) (node, bool) {
 // usable says that clients may be sent to a broker: it is live and has its znode, so that Metadata and /brokers/ids agree.
 func usable(b *state.Broker) bool { return b.Liveness == state.Live && b.Visible }
 
-// nodes returns the brokers that clients may use, in ascending id.
+// nodes returns the brokers that clients may use, in ascending id. If there is none, it returns those that still have a znode: old
+// clients loop without pause on an empty list.
 func nodes(v *state.View, listener string) []node {
-	var out []node
+	var out, shown []node
 	v.Brokers(func(b *state.Broker) bool {
-		if usable(b) {
-			if n, ok := nodeOf(b, listener); ok {
-				out = append(out, n)
-			}
+		n, ok := nodeOf(b, listener)
+		switch {
+		case ok && usable(b):
+			out = append(out, n)
+		case ok && b.Visible:
+			shown = append(shown, n)
 		}
 		return true
 	})
+	if len(out) == 0 {
+		return shown
+	}
 	return out
 }
 

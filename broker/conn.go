@@ -15,6 +15,8 @@ import (
 const (
 	// flushAt is how many bytes of responses are gathered before they are written although more are ready.
 	flushAt = 256 << 10
+	// readAhead is a connection's read buffer; larger frames are read past it.
+	readAhead = 8 << 10
 	// keepBuffer is the largest buffer that a connection keeps between responses.
 	keepBuffer = 1 << 20
 	// aheadBytes bounds the requests (as sent) that one connection has decoded and not answered; Produce is appended at once and
@@ -91,7 +93,7 @@ func (c *conn) serve(ctx context.Context) {
 // read reads and starts requests until the connection ends. A refusal has been logged.
 func (c *conn) read(ctx context.Context) error {
 	fr := frameReader{
-		in: bufio.NewReaderSize(c.net, 32<<10), deadline: c.net.SetReadDeadline, idle: c.srv.cfg.IdleTimeout,
+		in: bufio.NewReaderSize(c.net, readAhead), deadline: c.net.SetReadDeadline, idle: c.srv.cfg.IdleTimeout,
 		timeout: c.srv.cfg.FrameTimeout, budget: c.srv.budget, most: c.srv.cfg.RequestMaxBytes, limit: c.limit,
 	}
 	for {
@@ -114,12 +116,25 @@ func (c *conn) logEnd(ctx context.Context, f *frame, err error) {
 		return
 	}
 	client, _, _ := parseHeader(f.body, false)
-	api := kmsg.NameForKey(f.key)
-	attrs := []any{"client", client, "address", c.addr, "listener", c.listener, "api", api, "key", f.key, "version", f.version}
+	c.logClosed(r.why, r.msg, client, f.key, f.version)
+}
+
+// logClosed writes the one line of a connection that this side closes.
+func (c *conn) logClosed(why, msg, client string, key, version int16) {
+	skipped, ok := c.srv.lines.allow(lineKind{c.host, why, key, version}, time.Now())
+	if !ok {
+		return
+	}
+	attrs := []any{
+		"client", client, "address", c.addr, "listener", c.listener, "api", kmsg.NameForKey(key), "key", key, "version", version,
+	}
 	if sw := c.software.Load(); sw != nil {
 		attrs = append(attrs, "software", *sw)
 	}
-	c.srv.log.Warn("broker: connection closed: "+r.msg, attrs...)
+	if skipped > 0 {
+		attrs = append(attrs, "left_out", skipped)
+	}
+	c.srv.log.Warn("broker: connection closed: "+msg, attrs...)
 }
 
 // limit is the largest frame of a request, before it is read.
@@ -251,8 +266,7 @@ func (c *conn) write(ctx context.Context) {
 		}
 		if sl.call.hangUp != "" {
 			flush()
-			c.srv.log.Warn("broker: connection closed: "+sl.call.hangUp, "client", sl.call.clientID, "address", c.addr,
-				"listener", c.listener, "api", sl.call.api.name, "version", sl.call.version)
+			c.logClosed("acks=0", sl.call.hangUp, sl.call.clientID, sl.call.api.key, sl.call.version)
 			return
 		}
 		if resp != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"time"
 )
 
@@ -57,7 +58,10 @@ func (r *frameReader) next(ctx context.Context) (frame, error) {
 		return frame{}, err
 	}
 	var head [4 + headSize]byte
-	if _, err := io.ReadFull(r.in, head[:4]); err != nil {
+	if n, err := io.ReadFull(r.in, head[:4]); err != nil {
+		if n == 0 {
+			return frame{}, err // between frames
+		}
 		return frame{}, cutOff(err)
 	}
 	size := int(int32(binary.BigEndian.Uint32(head[:])))
@@ -148,14 +152,18 @@ func (r *frameReader) body(ctx context.Context, f *frame, n int) error {
 	return nil
 }
 
+// cutOff is the error of a frame that has begun and does not end.
 func cutOff(err error) error {
-	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return refuse("truncated", "the connection ended in the middle of a frame")
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return refuse("truncated", "a frame began and did not end in time")
 	}
-	return err
+	return refuse("truncated", "the connection ended in the middle of a frame")
 }
 
-// header is the rest of a request's header: client id and, if flexible, tags, which are ignored.
+// parseHeader reads the rest of a request's header: client id and, if flexible, tags, which are ignored.
 func parseHeader(body []byte, flexible bool) (clientID string, rest []byte, err error) {
 	if len(body) < 2 {
 		return "", nil, errHeader

@@ -20,6 +20,7 @@ type Server struct {
 	log    *slog.Logger
 	budget *budget
 	pids   producerIDs
+	lines  lineLimit
 
 	ctx    context.Context // of all connections; ends with Stop
 	cancel context.CancelCauseFunc
