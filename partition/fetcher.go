@@ -23,6 +23,7 @@ type fetcher struct {
 
 	mu      sync.Mutex
 	parts   map[*replica]*followed
+	changes uint64             // of parts
 	cancel  context.CancelFunc // of the call that is parked at the leader
 	kick    chan struct{}      // parts changed
 	running bool
@@ -82,6 +83,7 @@ func (m *Manager) detach(r *replica) {
 
 // kickLocked makes the goroutine look at parts now.
 func (f *fetcher) kickLocked() {
+	f.changes++
 	if f.cancel != nil {
 		f.cancel()
 	}
@@ -98,12 +100,16 @@ func (f *fetcher) run(ctx context.Context) {
 		if pause > 0 {
 			f.sleep(ctx, pause)
 		}
-		parts, next := f.due(time.Now())
+		parts, changes, next := f.due(time.Now())
 		if len(parts) == 0 {
 			f.sleep(ctx, next)
 			continue
 		}
-		err := f.round(ctx, parts)
+		wait := f.m.cfg.ReplicaFetchWait
+		if next > 0 {
+			wait = min(wait, next+time.Millisecond) // not parked beyond the time at which another is due again
+		}
+		err := f.round(ctx, parts, changes, wait)
 		switch {
 		case err == nil:
 			pause = 0
@@ -134,7 +140,7 @@ func (f *fetcher) sleep(ctx context.Context, d time.Duration) {
 
 // due returns the partitions to ask for now, each time in another order, so that none is always behind those that fill the
 // reply. next is how long until the first that is not due; 0: none.
-func (f *fetcher) due(now time.Time) (parts []*followed, next time.Duration) {
+func (f *fetcher) due(now time.Time) (parts []*followed, changes uint64, next time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, p := range f.parts {
@@ -146,7 +152,7 @@ func (f *fetcher) due(now time.Time) (parts []*followed, next time.Duration) {
 		}
 		parts = append(parts, p)
 	}
-	return parts, next
+	return parts, f.changes, next
 }
 
 // asked is what a request said of one partition.
@@ -159,9 +165,9 @@ type asked struct {
 }
 
 // round is one fetch and what comes of it.
-func (f *fetcher) round(ctx context.Context, parts []*followed) error {
+func (f *fetcher) round(ctx context.Context, parts []*followed, changes uint64, wait time.Duration) error {
 	f.settle(parts)
-	req, asks := f.request(parts)
+	req, asks := f.request(parts, wait)
 	if len(asks) == 0 {
 		f.sleep(ctx, minFetchPause) // roles are changing
 		return nil
@@ -169,8 +175,12 @@ func (f *fetcher) round(ctx context.Context, parts []*followed) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	f.mu.Lock()
+	changed := f.changes != changes
 	f.cancel = cancel
 	f.mu.Unlock()
+	if changed {
+		return errKicked // a call now would be parked without the new ones
+	}
 	payload := req.AppendTo(binary.BigEndian.AppendUint16(nil, replicaFetchVersion))
 	callCtx, done := context.WithTimeout(ctx, f.m.cfg.ReplicaFetchWait+10*time.Second)
 	defer done()
@@ -208,12 +218,12 @@ func (f *fetcher) settle(parts []*followed) {
 }
 
 // request builds the request for parts that still follow this leader, topic by topic.
-func (f *fetcher) request(parts []*followed) (*kmsg.FetchRequest, map[partitionKey]asked) {
+func (f *fetcher) request(parts []*followed, wait time.Duration) (*kmsg.FetchRequest, map[partitionKey]asked) {
 	m := f.m
 	self, _ := m.deps.Self()
 	req := kmsg.NewPtrFetchRequest()
 	req.Version, req.ReplicaID = replicaFetchVersion, int32(self)
-	req.MaxWaitMillis, req.MinBytes, req.MaxBytes = int32(m.cfg.ReplicaFetchWait.Milliseconds()), 1, int32(m.cfg.ReplicaReplyBytes)
+	req.MaxWaitMillis, req.MinBytes, req.MaxBytes = int32(wait.Milliseconds()), 1, int32(m.cfg.ReplicaReplyBytes)
 	if f.stamped {
 		f.stamp.put(&req.UnknownTags)
 	}

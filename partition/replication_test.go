@@ -530,3 +530,41 @@ func TestDiskErrors(t *testing.T) {
 	c.waitISR("t", 0, 3)
 	mustProduce(t, c.leader("t", 0), "t", 0, "c")
 }
+
+// Fail-over is driven by events: it waits for no poll to run out, however many partitions change hands at once.
+func TestFailoverWaitsForNothing(t *testing.T) {
+	c := newCluster(t, 3, Config{})
+	const partitions = 12
+	var assignments [][]int32
+	for range partitions {
+		assignments = append(assignments, []int32{1, 2, 3})
+	}
+	c.createTopic("t", 1, assignments...)
+	slow := 0
+	const rounds = 12
+	for i := range rounds {
+		var b *broker
+		for p := range int32(partitions) {
+			b = c.leader("t", p)
+			mustProduce(t, b, "t", p, "a")
+		}
+		b.stop()
+		start := time.Now()
+		c.fence(b.id, true)
+		for p := range int32(partitions) {
+			c.leader("t", p)
+		}
+		took := time.Since(start)
+		t.Logf("%d: %v", i, took)
+		if took > 400*time.Millisecond { // a parked fetch takes 500
+			slow++
+		}
+		b.start()
+		for p := range int32(partitions) {
+			c.waitISR("t", p, 3)
+		}
+	}
+	if slow > rounds/4 { // a busy machine has its moments
+		t.Errorf("%d of %d fail-overs took as long as a poll", slow, rounds)
+	}
+}
