@@ -43,7 +43,7 @@ func TestConsole(t *testing.T) {
 		{Version: 1, Body: &pb.Command_Bootstrap{Bootstrap: &pb.Bootstrap{ClusterId: "c", Level: 1}}},
 		{Version: 1, Body: &pb.Command_RegisterBroker{RegisterBroker: &pb.RegisterBroker{DirectoryId: "d", Nonce: "n", WantedId: 1, MinLevel: 1, MaxLevel: 1}}},
 		{Version: 1, Body: &pb.Command_CreateTopic{CreateTopic: &pb.CreateTopic{Name: "t", TopicId: make([]byte, 16), Assignments: []*pb.Assignment{{Replicas: []int32{1}}}}}},
-		{Version: 1, Body: &pb.Command_CommitOffsets{CommitOffsets: &pb.CommitOffsets{Group: "g", Items: []*pb.OffsetItem{{Topic: "t", Offset: 5}}}}},
+		{Version: 1, Body: &pb.Command_CommitOffsets{CommitOffsets: &pb.CommitOffsets{Group: "g", Generation: -1, Items: []*pb.OffsetItem{{Topic: "t", Offset: 5}}}}},
 	}})
 	if err != nil {
 		t.Fatal(err)

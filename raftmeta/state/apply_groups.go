@@ -12,6 +12,8 @@ import (
 func (s *State) claimOwner(session int64, c *statepb.ClaimOwner) *statepb.Result {
 	if g, ok := s.groups.get([]byte(c.Group)); c.GroupVersion != 0 && (!ok || g.Version != c.GroupVersion) {
 		return s.refuse(statepb.Code_STALE, "group %s has changed", c.Group)
+	} else if ok && len(g.Members) > 0 {
+		return s.refuse(statepb.Code_NODE_EXISTS, "group %s has members that are no znodes: they own its partitions", c.Group)
 	}
 	return s.createZnode(session, &statepb.CreateZnode{
 		Path: "/consumers/" + c.Group + "/owners/" + c.Topic + "/" + c.Name, Data: c.Data, Null: c.Null, Acl: c.Acl, Ephemeral: c.Ephemeral,
@@ -127,6 +129,9 @@ func (s *State) commitOffsets(c *statepb.CommitOffsets) *statepb.Result {
 			return s.refuse(statepb.Code_INVALID, "offset of %q-%d: %s", it.Topic, it.Partition, why)
 		}
 	}
+	if r := s.checkCommit(c); r != nil {
+		return r
+	}
 	zx := s.zxid()
 	origin := FromKafka
 	if c.From == statepb.OffsetOrigin_ORIGIN_ZNODE {
@@ -208,6 +213,8 @@ func (s *State) deleteOffsetZnode(p Path, version int32) *statepb.Result {
 		return s.refuse(statepb.Code_NO_NODE, "no offset of %s for %s-%d", p.Group, p.Topic, p.Partition)
 	case version != -1 && old.Version != version:
 		return s.refuse(statepb.Code_BAD_VERSION, "the offset is at version %d", old.Version)
+	case s.hasClassicMembers(p):
+		return s.refuse(statepb.Code_NOT_EMPTY, "group %s has members that are no znodes: stop them before its offsets are deleted", p.Group)
 	}
 	zx := s.zxid()
 	s.dropOffset(p.Group, p.Topic, p.Partition, zx)

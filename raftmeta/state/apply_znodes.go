@@ -123,21 +123,23 @@ func (s *State) touch(z *Znode, path string, zx id.ZXID) {
 	s.noteGroup(path)
 }
 
-// noteGroup keeps the group's head in step with its znodes: it is there as long as /consumers/<group> is, and its
-// version moves with members and owners.
+// noteGroup keeps the group's head in step with its znodes: it is there as long as /consumers/<group> or its classic part is,
+// and its version moves with members and owners.
 func (s *State) noteGroup(path string) {
 	p := ParsePath(path)
 	switch p.Kind {
 	case PathMember, PathOwner:
-		s.groups.put([]byte(p.Group), &Group{Name: p.Group, Version: uint64(s.index)})
+		s.moveGroup(p.Group)
 	case PathGroupDir:
 		if p.Name != p.Group || p.Topic != "" {
 			return
 		}
-		if _, there := s.znodes.get(znodeKey("/consumers/" + p.Group)); !there {
+		g, had := s.groups.get([]byte(p.Group))
+		_, there := s.znodes.get(znodeKey("/consumers/" + p.Group))
+		if there && !had {
+			s.moveGroup(p.Group)
+		} else if !there && had && !g.Classic() {
 			s.groups.del([]byte(p.Group))
-		} else if _, had := s.groups.get([]byte(p.Group)); !had {
-			s.groups.put([]byte(p.Group), &Group{Name: p.Group, Version: uint64(s.index)})
 		}
 	}
 }
@@ -261,6 +263,8 @@ func (s *State) deleteZnode(c *statepb.DeleteZnode) *statepb.Result {
 		return s.refuse(statepb.Code_NOT_EMPTY, "%s has %d children", c.Path, z.Stat.Children)
 	case IsRoot(c.Path):
 		return s.refuse(statepb.Code_NO_AUTH, "%s is kept by barnabas: clients depend on it", c.Path)
+	case s.hasClassicMembers(ParsePath(c.Path)):
+		return s.refuse(statepb.Code_NOT_EMPTY, "the group of %s has members that are no znodes: stop them first", c.Path)
 	}
 	zx := s.zxid()
 	s.removeNode(c.Path, zx)

@@ -123,7 +123,7 @@ func session() *pb.Command {
 }
 
 func commit(group, topic string, p int32, offset int64) *pb.Command {
-	return &pb.Command{Body: &pb.Command_CommitOffsets{CommitOffsets: &pb.CommitOffsets{
+	return &pb.Command{Body: &pb.Command_CommitOffsets{CommitOffsets: &pb.CommitOffsets{Generation: -1,
 		Group: group, By: "c@h", From: pb.OffsetOrigin_ORIGIN_KAFKA,
 		Items: []*pb.OffsetItem{{Topic: topic, Partition: p, Offset: offset, LeaderEpoch: -1, RetentionMs: -1}}}}}
 }

@@ -25,7 +25,7 @@ func draw(t *rapid.T, sessions []*pb.Result) *pb.Command {
 		ses = rapid.SampledFrom(sessions).Draw(t, "session")
 		c.Origin = &pb.Origin{Session: ses.Value, AttachEpoch: uint64(n("epoch", 1, 2))}
 	}
-	switch rapid.IntRange(0, 14).Draw(t, "kind") {
+	switch rapid.IntRange(0, 16).Draw(t, "kind") {
 	case 0:
 		return register(n("broker", -1, 4), name("dir", 3), name("nonce", 2))
 	case 1:
@@ -64,6 +64,15 @@ func draw(t *rapid.T, sessions []*pb.Result) *pb.Command {
 		c.Body = &pb.Command_AllocateProducerIds{AllocateProducerIds: &pb.AllocateProducerIds{Broker: 1, Count: n("count", 0, 1000)}}
 	case 14:
 		c.Body = &pb.Command_ClaimOwner{ClaimOwner: &pb.ClaimOwner{Group: "g0", Topic: "t0", Name: "0", Ephemeral: true}}
+	case 15:
+		members := []string{"a", "b"}[:n("members", 0, 2)]
+		st := pb.GroupState_GROUP_STABLE
+		if len(members) == 0 {
+			st = pb.GroupState_GROUP_EMPTY
+		}
+		return put(name("g", 1), uint64(n("version", 0, 20)), n("generation", 1, 3), st, members...)
+	case 16:
+		return dropGroup(name("g", 1), rapid.Bool().Draw(t, "unused"))
 	}
 	return c
 }

@@ -455,27 +455,6 @@ func (s *Session) decode(d *dec) {
 	}
 }
 
-// Group is a group's head. Members and owners are the Znodes below /consumers/<name>; offsets are rows of their own.
-type Group struct {
-	Name    string
-	Version uint64 // Raft index of the last change of members or owners: what a mind decides on
-}
-
-func (g *Group) encode(e *enc) { e.str(1, g.Name); e.u64(2, g.Version) }
-
-func (g *Group) decode(d *dec) {
-	for d.next() {
-		switch d.num {
-		case 1:
-			g.Name = d.str()
-		case 2:
-			g.Version = d.u64()
-		default:
-			d.unknown()
-		}
-	}
-}
-
 // OffsetOrigin says by which face an offset was last committed.
 type OffsetOrigin uint8
 

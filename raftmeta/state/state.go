@@ -36,7 +36,7 @@ type Change struct {
 	Path      string // of Znode kinds
 	Type      string // of Config kinds
 	Name      string // of Config kinds
-	Group     string // of Offset kinds
+	Group     string // of Offset and Group kinds
 	Topic     string // of Topic, Partition and Offset kinds
 	TopicID   id.TopicID
 	Partition int32
@@ -70,6 +70,7 @@ const (
 	OffsetChanged
 	OffsetDeleted
 	ControllerChanged
+	GroupChanged // classic members, generation or assignment; also the group's end
 )
 
 // Settled is what one command of an entry came to.
@@ -328,6 +329,10 @@ func (s *State) body(c *statepb.Command) *statepb.Result {
 		return s.commitOffsets(b.CommitOffsets)
 	case *statepb.Command_DeleteOffsets:
 		return s.deleteOffsets(b.DeleteOffsets)
+	case *statepb.Command_PutGroup:
+		return s.putGroup(b.PutGroup)
+	case *statepb.Command_DeleteGroup:
+		return s.deleteGroup(b.DeleteGroup)
 	}
 	if r := s.levelTwo(c); r != nil {
 		return r

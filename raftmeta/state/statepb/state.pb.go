@@ -49,6 +49,11 @@ const (
 	Code_UNKNOWN_BROKER             Code = 43
 	Code_FENCED                     Code = 44 // stale broker epoch
 	Code_OFFSET_STALE               Code = 50 // a commit by a member that lost the partition: not applied, counted
+	Code_UNKNOWN_MEMBER             Code = 51 // the group has no such member
+	Code_ILLEGAL_GENERATION         Code = 52
+	Code_REBALANCE_IN_PROGRESS      Code = 53 // the generation has no assignment yet
+	Code_FENCED_INSTANCE            Code = 54 // another member has the instance id
+	Code_UNKNOWN_GROUP              Code = 55
 )
 
 // Enum value maps for Code.
@@ -76,6 +81,11 @@ var (
 		43: "UNKNOWN_BROKER",
 		44: "FENCED",
 		50: "OFFSET_STALE",
+		51: "UNKNOWN_MEMBER",
+		52: "ILLEGAL_GENERATION",
+		53: "REBALANCE_IN_PROGRESS",
+		54: "FENCED_INSTANCE",
+		55: "UNKNOWN_GROUP",
 	}
 	Code_value = map[string]int32{
 		"OK":                         0,
@@ -100,6 +110,11 @@ var (
 		"UNKNOWN_BROKER":             43,
 		"FENCED":                     44,
 		"OFFSET_STALE":               50,
+		"UNKNOWN_MEMBER":             51,
+		"ILLEGAL_GENERATION":         52,
+		"REBALANCE_IN_PROGRESS":      53,
+		"FENCED_INSTANCE":            54,
+		"UNKNOWN_GROUP":              55,
 	}
 )
 
@@ -177,6 +192,55 @@ func (x OffsetOrigin) Number() protoreflect.EnumNumber {
 // Deprecated: Use OffsetOrigin.Descriptor instead.
 func (OffsetOrigin) EnumDescriptor() ([]byte, []int) {
 	return file_state_proto_rawDescGZIP(), []int{1}
+}
+
+type GroupState int32
+
+const (
+	GroupState_GROUP_EMPTY      GroupState = 0 // no members
+	GroupState_GROUP_COMPLETING GroupState = 1 // the members are fixed, their assignment is awaited
+	GroupState_GROUP_STABLE     GroupState = 2 // every member has an assignment
+)
+
+// Enum value maps for GroupState.
+var (
+	GroupState_name = map[int32]string{
+		0: "GROUP_EMPTY",
+		1: "GROUP_COMPLETING",
+		2: "GROUP_STABLE",
+	}
+	GroupState_value = map[string]int32{
+		"GROUP_EMPTY":      0,
+		"GROUP_COMPLETING": 1,
+		"GROUP_STABLE":     2,
+	}
+)
+
+func (x GroupState) Enum() *GroupState {
+	p := new(GroupState)
+	*p = x
+	return p
+}
+
+func (x GroupState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (GroupState) Descriptor() protoreflect.EnumDescriptor {
+	return file_state_proto_enumTypes[2].Descriptor()
+}
+
+func (GroupState) Type() protoreflect.EnumType {
+	return &file_state_proto_enumTypes[2]
+}
+
+func (x GroupState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use GroupState.Descriptor instead.
+func (GroupState) EnumDescriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{2}
 }
 
 // Entry is one Raft log entry: the commands that waited together, of any lanes.
@@ -278,6 +342,8 @@ type Command struct {
 	//	*Command_ClaimOwner
 	//	*Command_CommitOffsets
 	//	*Command_DeleteOffsets
+	//	*Command_PutGroup
+	//	*Command_DeleteGroup
 	//	*Command_Annotate
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
@@ -604,6 +670,24 @@ func (x *Command) GetDeleteOffsets() *DeleteOffsets {
 	return nil
 }
 
+func (x *Command) GetPutGroup() *PutGroup {
+	if x != nil {
+		if x, ok := x.Body.(*Command_PutGroup); ok {
+			return x.PutGroup
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDeleteGroup() *DeleteGroup {
+	if x != nil {
+		if x, ok := x.Body.(*Command_DeleteGroup); ok {
+			return x.DeleteGroup
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetAnnotate() *Annotate {
 	if x != nil {
 		if x, ok := x.Body.(*Command_Annotate); ok {
@@ -721,6 +805,14 @@ type Command_DeleteOffsets struct {
 	DeleteOffsets *DeleteOffsets `protobuf:"bytes,62,opt,name=delete_offsets,json=deleteOffsets,proto3,oneof"`
 }
 
+type Command_PutGroup struct {
+	PutGroup *PutGroup `protobuf:"bytes,63,opt,name=put_group,json=putGroup,proto3,oneof"`
+}
+
+type Command_DeleteGroup struct {
+	DeleteGroup *DeleteGroup `protobuf:"bytes,64,opt,name=delete_group,json=deleteGroup,proto3,oneof"`
+}
+
 type Command_Annotate struct {
 	Annotate *Annotate `protobuf:"bytes,90,opt,name=annotate,proto3,oneof"` // level 2
 }
@@ -776,6 +868,10 @@ func (*Command_ClaimOwner) isCommand_Body() {}
 func (*Command_CommitOffsets) isCommand_Body() {}
 
 func (*Command_DeleteOffsets) isCommand_Body() {}
+
+func (*Command_PutGroup) isCommand_Body() {}
+
+func (*Command_DeleteGroup) isCommand_Body() {}
 
 func (*Command_Annotate) isCommand_Body() {}
 
@@ -3013,6 +3109,7 @@ type CommitOffsets struct {
 	By            string                 `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`                  // who, for people and for the rule of lost partitions: client id and address
 	From          OffsetOrigin           `protobuf:"varint,5,opt,name=from,proto3,enum=barnabas.state.v1.OffsetOrigin" json:"from,omitempty"`
 	Items         []*OffsetItem          `protobuf:"bytes,6,rep,name=items,proto3" json:"items,omitempty"`
+	Instance      string                 `protobuf:"bytes,7,opt,name=instance,proto3" json:"instance,omitempty"` // group.instance.id of the member; empty: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3089,6 +3186,13 @@ func (x *CommitOffsets) GetItems() []*OffsetItem {
 	return nil
 }
 
+func (x *CommitOffsets) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
 type DeleteOffsets struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -3141,6 +3245,430 @@ func (x *DeleteOffsets) GetItems() []*OffsetItem {
 	return nil
 }
 
+type GroupProtocol struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Metadata      []byte                 `protobuf:"bytes,2,opt,name=metadata,proto3" json:"metadata,omitempty"` // of the client's making, opaque
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupProtocol) Reset() {
+	*x = GroupProtocol{}
+	mi := &file_state_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupProtocol) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupProtocol) ProtoMessage() {}
+
+func (x *GroupProtocol) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupProtocol.ProtoReflect.Descriptor instead.
+func (*GroupProtocol) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *GroupProtocol) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *GroupProtocol) GetMetadata() []byte {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+type GroupMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Instance      string                 `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"` // group.instance.id of a static member; empty: dynamic
+	Client        string                 `protobuf:"bytes,3,opt,name=client,proto3" json:"client,omitempty"`     // client id
+	Host          string                 `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"`         // address
+	SessionMs     int32                  `protobuf:"varint,5,opt,name=session_ms,json=sessionMs,proto3" json:"session_ms,omitempty"`
+	RebalanceMs   int32                  `protobuf:"varint,6,opt,name=rebalance_ms,json=rebalanceMs,proto3" json:"rebalance_ms,omitempty"`
+	Protocols     []*GroupProtocol       `protobuf:"bytes,7,rep,name=protocols,proto3" json:"protocols,omitempty"`   // preferred first
+	Assignment    []byte                 `protobuf:"bytes,8,opt,name=assignment,proto3" json:"assignment,omitempty"` // of the leader's making, opaque
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupMember) Reset() {
+	*x = GroupMember{}
+	mi := &file_state_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupMember) ProtoMessage() {}
+
+func (x *GroupMember) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupMember.ProtoReflect.Descriptor instead.
+func (*GroupMember) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *GroupMember) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *GroupMember) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *GroupMember) GetClient() string {
+	if x != nil {
+		return x.Client
+	}
+	return ""
+}
+
+func (x *GroupMember) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *GroupMember) GetSessionMs() int32 {
+	if x != nil {
+		return x.SessionMs
+	}
+	return 0
+}
+
+func (x *GroupMember) GetRebalanceMs() int32 {
+	if x != nil {
+		return x.RebalanceMs
+	}
+	return 0
+}
+
+func (x *GroupMember) GetProtocols() []*GroupProtocol {
+	if x != nil {
+		return x.Protocols
+	}
+	return nil
+}
+
+func (x *GroupMember) GetAssignment() []byte {
+	if x != nil {
+		return x.Assignment
+	}
+	return nil
+}
+
+// Rebalance explains how a generation came about.
+type Rebalance struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Generation    int32                  `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	Cause         string                 `protobuf:"bytes,2,opt,name=cause,proto3" json:"cause,omitempty"`    // one of few words, for metrics
+	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`      // the cause with its member, client and address
+	Before        int32                  `protobuf:"varint,4,opt,name=before,proto3" json:"before,omitempty"` // members of the generation before
+	After         int32                  `protobuf:"varint,5,opt,name=after,proto3" json:"after,omitempty"`
+	Joined        []string               `protobuf:"bytes,6,rep,name=joined,proto3" json:"joined,omitempty"`
+	Left          []string               `protobuf:"bytes,7,rep,name=left,proto3" json:"left,omitempty"`
+	WaitedMs      int64                  `protobuf:"varint,8,opt,name=waited_ms,json=waitedMs,proto3" json:"waited_ms,omitempty"`   // from the cause to the last member's join
+	WaitedFor     string                 `protobuf:"bytes,9,opt,name=waited_for,json=waitedFor,proto3" json:"waited_for,omitempty"` // the member that was waited for last
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Rebalance) Reset() {
+	*x = Rebalance{}
+	mi := &file_state_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Rebalance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Rebalance) ProtoMessage() {}
+
+func (x *Rebalance) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Rebalance.ProtoReflect.Descriptor instead.
+func (*Rebalance) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *Rebalance) GetGeneration() int32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Rebalance) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *Rebalance) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Rebalance) GetBefore() int32 {
+	if x != nil {
+		return x.Before
+	}
+	return 0
+}
+
+func (x *Rebalance) GetAfter() int32 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *Rebalance) GetJoined() []string {
+	if x != nil {
+		return x.Joined
+	}
+	return nil
+}
+
+func (x *Rebalance) GetLeft() []string {
+	if x != nil {
+		return x.Left
+	}
+	return nil
+}
+
+func (x *Rebalance) GetWaitedMs() int64 {
+	if x != nil {
+		return x.WaitedMs
+	}
+	return 0
+}
+
+func (x *Rebalance) GetWaitedFor() string {
+	if x != nil {
+		return x.WaitedFor
+	}
+	return ""
+}
+
+// PutGroup is the next form of a group's classic part, decided by the coordinator: members, generation and assignments at
+// once. It is STALE unless the group is still as the coordinator saw it.
+type PutGroup struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	GroupVersion  uint64                 `protobuf:"varint,2,opt,name=group_version,json=groupVersion,proto3" json:"group_version,omitempty"` // decided on; 0: there was no group
+	Generation    int32                  `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`                         // never below the present one
+	State         GroupState             `protobuf:"varint,4,opt,name=state,proto3,enum=barnabas.state.v1.GroupState" json:"state,omitempty"`
+	ProtocolType  string                 `protobuf:"bytes,5,opt,name=protocol_type,json=protocolType,proto3" json:"protocol_type,omitempty"`
+	Protocol      string                 `protobuf:"bytes,6,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	Leader        string                 `protobuf:"bytes,7,opt,name=leader,proto3" json:"leader,omitempty"` // a member's id
+	Members       []*GroupMember         `protobuf:"bytes,8,rep,name=members,proto3" json:"members,omitempty"`
+	Rebalance     *Rebalance             `protobuf:"bytes,9,opt,name=rebalance,proto3" json:"rebalance,omitempty"` // of a new generation
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutGroup) Reset() {
+	*x = PutGroup{}
+	mi := &file_state_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutGroup) ProtoMessage() {}
+
+func (x *PutGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutGroup.ProtoReflect.Descriptor instead.
+func (*PutGroup) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *PutGroup) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *PutGroup) GetGroupVersion() uint64 {
+	if x != nil {
+		return x.GroupVersion
+	}
+	return 0
+}
+
+func (x *PutGroup) GetGeneration() int32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *PutGroup) GetState() GroupState {
+	if x != nil {
+		return x.State
+	}
+	return GroupState_GROUP_EMPTY
+}
+
+func (x *PutGroup) GetProtocolType() string {
+	if x != nil {
+		return x.ProtocolType
+	}
+	return ""
+}
+
+func (x *PutGroup) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *PutGroup) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
+}
+
+func (x *PutGroup) GetMembers() []*GroupMember {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *PutGroup) GetRebalance() *Rebalance {
+	if x != nil {
+		return x.Rebalance
+	}
+	return nil
+}
+
+// DeleteGroup removes a group without members, its offsets and the directories that held them.
+type DeleteGroup struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	OnlyUnused    bool                   `protobuf:"varint,2,opt,name=only_unused,json=onlyUnused,proto3" json:"only_unused,omitempty"` // NOT_EMPTY also while it has offsets or znodes: nobody would miss it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteGroup) Reset() {
+	*x = DeleteGroup{}
+	mi := &file_state_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteGroup) ProtoMessage() {}
+
+func (x *DeleteGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteGroup.ProtoReflect.Descriptor instead.
+func (*DeleteGroup) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *DeleteGroup) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *DeleteGroup) GetOnlyUnused() bool {
+	if x != nil {
+		return x.OnlyUnused
+	}
+	return false
+}
+
 // Annotate belongs to level 2, which exists only under the build tag barnabas_level2 (tests of rolling upgrades).
 type Annotate struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3151,7 +3679,7 @@ type Annotate struct {
 
 func (x *Annotate) Reset() {
 	*x = Annotate{}
-	mi := &file_state_proto_msgTypes[37]
+	mi := &file_state_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3163,7 +3691,7 @@ func (x *Annotate) String() string {
 func (*Annotate) ProtoMessage() {}
 
 func (x *Annotate) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[37]
+	mi := &file_state_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3176,7 +3704,7 @@ func (x *Annotate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Annotate.ProtoReflect.Descriptor instead.
 func (*Annotate) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{37}
+	return file_state_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Annotate) GetNote() string {
@@ -3194,7 +3722,7 @@ const file_state_proto_rawDesc = "" +
 	"\x05Entry\x12\"\n" +
 	"\rclock_step_ms\x18\x01 \x01(\x04R\vclockStepMs\x12\x17\n" +
 	"\awall_ms\x18\x02 \x01(\x03R\x06wallMs\x126\n" +
-	"\bcommands\x18\x03 \x03(\v2\x1a.barnabas.state.v1.CommandR\bcommands\"\xa9\x10\n" +
+	"\bcommands\x18\x03 \x03(\v2\x1a.barnabas.state.v1.CommandR\bcommands\"\xaa\x11\n" +
 	"\aCommand\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\rR\x05level\x12\x12\n" +
@@ -3232,7 +3760,9 @@ const file_state_proto_rawDesc = "" +
 	"\vclaim_owner\x18< \x01(\v2\x1d.barnabas.state.v1.ClaimOwnerH\x00R\n" +
 	"claimOwner\x12I\n" +
 	"\x0ecommit_offsets\x18= \x01(\v2 .barnabas.state.v1.CommitOffsetsH\x00R\rcommitOffsets\x12I\n" +
-	"\x0edelete_offsets\x18> \x01(\v2 .barnabas.state.v1.DeleteOffsetsH\x00R\rdeleteOffsets\x129\n" +
+	"\x0edelete_offsets\x18> \x01(\v2 .barnabas.state.v1.DeleteOffsetsH\x00R\rdeleteOffsets\x12:\n" +
+	"\tput_group\x18? \x01(\v2\x1b.barnabas.state.v1.PutGroupH\x00R\bputGroup\x12C\n" +
+	"\fdelete_group\x18@ \x01(\v2\x1e.barnabas.state.v1.DeleteGroupH\x00R\vdeleteGroup\x129\n" +
 	"\bannotate\x18Z \x01(\v2\x1b.barnabas.state.v1.AnnotateH\x00R\bannotateB\x06\n" +
 	"\x04body\"\x91\x02\n" +
 	"\x06Result\x12+\n" +
@@ -3413,7 +3943,7 @@ const file_state_proto_rawDesc = "" +
 	"\x06offset\x18\x03 \x01(\x03R\x06offset\x12!\n" +
 	"\fleader_epoch\x18\x04 \x01(\x05R\vleaderEpoch\x12\x1a\n" +
 	"\bmetadata\x18\x05 \x01(\tR\bmetadata\x12!\n" +
-	"\fretention_ms\x18\x06 \x01(\x03R\vretentionMs\"\xd7\x01\n" +
+	"\fretention_ms\x18\x06 \x01(\x03R\vretentionMs\"\xf3\x01\n" +
 	"\rCommitOffsets\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x1e\n" +
@@ -3422,12 +3952,57 @@ const file_state_proto_rawDesc = "" +
 	"generation\x12\x0e\n" +
 	"\x02by\x18\x04 \x01(\tR\x02by\x123\n" +
 	"\x04from\x18\x05 \x01(\x0e2\x1f.barnabas.state.v1.OffsetOriginR\x04from\x123\n" +
-	"\x05items\x18\x06 \x03(\v2\x1d.barnabas.state.v1.OffsetItemR\x05items\"Z\n" +
+	"\x05items\x18\x06 \x03(\v2\x1d.barnabas.state.v1.OffsetItemR\x05items\x12\x1a\n" +
+	"\binstance\x18\a \x01(\tR\binstance\"Z\n" +
 	"\rDeleteOffsets\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x123\n" +
-	"\x05items\x18\x02 \x03(\v2\x1d.barnabas.state.v1.OffsetItemR\x05items\"\x1e\n" +
+	"\x05items\x18\x02 \x03(\v2\x1d.barnabas.state.v1.OffsetItemR\x05items\"?\n" +
+	"\rGroupProtocol\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bmetadata\x18\x02 \x01(\fR\bmetadata\"\x87\x02\n" +
+	"\vGroupMember\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
+	"\binstance\x18\x02 \x01(\tR\binstance\x12\x16\n" +
+	"\x06client\x18\x03 \x01(\tR\x06client\x12\x12\n" +
+	"\x04host\x18\x04 \x01(\tR\x04host\x12\x1d\n" +
+	"\n" +
+	"session_ms\x18\x05 \x01(\x05R\tsessionMs\x12!\n" +
+	"\frebalance_ms\x18\x06 \x01(\x05R\vrebalanceMs\x12>\n" +
+	"\tprotocols\x18\a \x03(\v2 .barnabas.state.v1.GroupProtocolR\tprotocols\x12\x1e\n" +
+	"\n" +
+	"assignment\x18\b \x01(\fR\n" +
+	"assignment\"\xeb\x01\n" +
+	"\tRebalance\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x05R\n" +
+	"generation\x12\x14\n" +
+	"\x05cause\x18\x02 \x01(\tR\x05cause\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\x12\x16\n" +
+	"\x06before\x18\x04 \x01(\x05R\x06before\x12\x14\n" +
+	"\x05after\x18\x05 \x01(\x05R\x05after\x12\x16\n" +
+	"\x06joined\x18\x06 \x03(\tR\x06joined\x12\x12\n" +
+	"\x04left\x18\a \x03(\tR\x04left\x12\x1b\n" +
+	"\twaited_ms\x18\b \x01(\x03R\bwaitedMs\x12\x1d\n" +
+	"\n" +
+	"waited_for\x18\t \x01(\tR\twaitedFor\"\xe9\x02\n" +
+	"\bPutGroup\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12#\n" +
+	"\rgroup_version\x18\x02 \x01(\x04R\fgroupVersion\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x03 \x01(\x05R\n" +
+	"generation\x123\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x1d.barnabas.state.v1.GroupStateR\x05state\x12#\n" +
+	"\rprotocol_type\x18\x05 \x01(\tR\fprotocolType\x12\x1a\n" +
+	"\bprotocol\x18\x06 \x01(\tR\bprotocol\x12\x16\n" +
+	"\x06leader\x18\a \x01(\tR\x06leader\x128\n" +
+	"\amembers\x18\b \x03(\v2\x1e.barnabas.state.v1.GroupMemberR\amembers\x12:\n" +
+	"\trebalance\x18\t \x01(\v2\x1c.barnabas.state.v1.RebalanceR\trebalance\"D\n" +
+	"\vDeleteGroup\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +
+	"\vonly_unused\x18\x02 \x01(\bR\n" +
+	"onlyUnused\"\x1e\n" +
 	"\bAnnotate\x12\x12\n" +
-	"\x04note\x18\x01 \x01(\tR\x04note*\xf6\x02\n" +
+	"\x04note\x18\x01 \x01(\tR\x04note*\xe5\x03\n" +
 	"\x04Code\x12\x06\n" +
 	"\x02OK\x10\x00\x12\x0e\n" +
 	"\n" +
@@ -3453,11 +4028,21 @@ const file_state_proto_rawDesc = "" +
 	"\x0eUNKNOWN_BROKER\x10+\x12\n" +
 	"\n" +
 	"\x06FENCED\x10,\x12\x10\n" +
-	"\fOFFSET_STALE\x102*F\n" +
+	"\fOFFSET_STALE\x102\x12\x12\n" +
+	"\x0eUNKNOWN_MEMBER\x103\x12\x16\n" +
+	"\x12ILLEGAL_GENERATION\x104\x12\x19\n" +
+	"\x15REBALANCE_IN_PROGRESS\x105\x12\x13\n" +
+	"\x0fFENCED_INSTANCE\x106\x12\x11\n" +
+	"\rUNKNOWN_GROUP\x107*F\n" +
 	"\fOffsetOrigin\x12\x12\n" +
 	"\x0eORIGIN_UNKNOWN\x10\x00\x12\x10\n" +
 	"\fORIGIN_ZNODE\x10\x01\x12\x10\n" +
-	"\fORIGIN_KAFKA\x10\x02B8Z6github.com/barnabas-mq/barnabas/raftmeta/state/statepbb\x06proto3"
+	"\fORIGIN_KAFKA\x10\x02*E\n" +
+	"\n" +
+	"GroupState\x12\x0f\n" +
+	"\vGROUP_EMPTY\x10\x00\x12\x14\n" +
+	"\x10GROUP_COMPLETING\x10\x01\x12\x10\n" +
+	"\fGROUP_STABLE\x10\x02B8Z6github.com/barnabas-mq/barnabas/raftmeta/state/statepbb\x06proto3"
 
 var (
 	file_state_proto_rawDescOnce sync.Once
@@ -3471,104 +4056,116 @@ func file_state_proto_rawDescGZIP() []byte {
 	return file_state_proto_rawDescData
 }
 
-var file_state_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_state_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_state_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_state_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_state_proto_goTypes = []any{
 	(Code)(0),                   // 0: barnabas.state.v1.Code
 	(OffsetOrigin)(0),           // 1: barnabas.state.v1.OffsetOrigin
-	(*Entry)(nil),               // 2: barnabas.state.v1.Entry
-	(*Command)(nil),             // 3: barnabas.state.v1.Command
-	(*Result)(nil),              // 4: barnabas.state.v1.Result
-	(*Stat)(nil),                // 5: barnabas.state.v1.Stat
-	(*Bootstrap)(nil),           // 6: barnabas.state.v1.Bootstrap
-	(*Tick)(nil),                // 7: barnabas.state.v1.Tick
-	(*RaiseLevel)(nil),          // 8: barnabas.state.v1.RaiseLevel
-	(*RaiseZxid)(nil),           // 9: barnabas.state.v1.RaiseZxid
-	(*TermStarted)(nil),         // 10: barnabas.state.v1.TermStarted
-	(*Endpoint)(nil),            // 11: barnabas.state.v1.Endpoint
-	(*RegisterBroker)(nil),      // 12: barnabas.state.v1.RegisterBroker
-	(*FenceBroker)(nil),         // 13: barnabas.state.v1.FenceBroker
-	(*SetBrokerVisible)(nil),    // 14: barnabas.state.v1.SetBrokerVisible
-	(*Assignment)(nil),          // 15: barnabas.state.v1.Assignment
-	(*ConfigEntry)(nil),         // 16: barnabas.state.v1.ConfigEntry
-	(*CreateTopic)(nil),         // 17: barnabas.state.v1.CreateTopic
-	(*DeleteTopic)(nil),         // 18: barnabas.state.v1.DeleteTopic
-	(*CreatePartitions)(nil),    // 19: barnabas.state.v1.CreatePartitions
-	(*AlterPartition)(nil),      // 20: barnabas.state.v1.AlterPartition
-	(*ElectLeaders)(nil),        // 21: barnabas.state.v1.ElectLeaders
-	(*Election)(nil),            // 22: barnabas.state.v1.Election
-	(*SetConfig)(nil),           // 23: barnabas.state.v1.SetConfig
-	(*AllocateProducerIds)(nil), // 24: barnabas.state.v1.AllocateProducerIds
-	(*CreateSession)(nil),       // 25: barnabas.state.v1.CreateSession
-	(*AttachSession)(nil),       // 26: barnabas.state.v1.AttachSession
-	(*CloseSession)(nil),        // 27: barnabas.state.v1.CloseSession
-	(*ExpireSessions)(nil),      // 28: barnabas.state.v1.ExpireSessions
-	(*Origin)(nil),              // 29: barnabas.state.v1.Origin
-	(*Acl)(nil),                 // 30: barnabas.state.v1.Acl
-	(*CreateZnode)(nil),         // 31: barnabas.state.v1.CreateZnode
-	(*DeleteZnode)(nil),         // 32: barnabas.state.v1.DeleteZnode
-	(*SetZnode)(nil),            // 33: barnabas.state.v1.SetZnode
-	(*SetAcl)(nil),              // 34: barnabas.state.v1.SetAcl
-	(*ClaimOwner)(nil),          // 35: barnabas.state.v1.ClaimOwner
-	(*OffsetItem)(nil),          // 36: barnabas.state.v1.OffsetItem
-	(*CommitOffsets)(nil),       // 37: barnabas.state.v1.CommitOffsets
-	(*DeleteOffsets)(nil),       // 38: barnabas.state.v1.DeleteOffsets
-	(*Annotate)(nil),            // 39: barnabas.state.v1.Annotate
+	(GroupState)(0),             // 2: barnabas.state.v1.GroupState
+	(*Entry)(nil),               // 3: barnabas.state.v1.Entry
+	(*Command)(nil),             // 4: barnabas.state.v1.Command
+	(*Result)(nil),              // 5: barnabas.state.v1.Result
+	(*Stat)(nil),                // 6: barnabas.state.v1.Stat
+	(*Bootstrap)(nil),           // 7: barnabas.state.v1.Bootstrap
+	(*Tick)(nil),                // 8: barnabas.state.v1.Tick
+	(*RaiseLevel)(nil),          // 9: barnabas.state.v1.RaiseLevel
+	(*RaiseZxid)(nil),           // 10: barnabas.state.v1.RaiseZxid
+	(*TermStarted)(nil),         // 11: barnabas.state.v1.TermStarted
+	(*Endpoint)(nil),            // 12: barnabas.state.v1.Endpoint
+	(*RegisterBroker)(nil),      // 13: barnabas.state.v1.RegisterBroker
+	(*FenceBroker)(nil),         // 14: barnabas.state.v1.FenceBroker
+	(*SetBrokerVisible)(nil),    // 15: barnabas.state.v1.SetBrokerVisible
+	(*Assignment)(nil),          // 16: barnabas.state.v1.Assignment
+	(*ConfigEntry)(nil),         // 17: barnabas.state.v1.ConfigEntry
+	(*CreateTopic)(nil),         // 18: barnabas.state.v1.CreateTopic
+	(*DeleteTopic)(nil),         // 19: barnabas.state.v1.DeleteTopic
+	(*CreatePartitions)(nil),    // 20: barnabas.state.v1.CreatePartitions
+	(*AlterPartition)(nil),      // 21: barnabas.state.v1.AlterPartition
+	(*ElectLeaders)(nil),        // 22: barnabas.state.v1.ElectLeaders
+	(*Election)(nil),            // 23: barnabas.state.v1.Election
+	(*SetConfig)(nil),           // 24: barnabas.state.v1.SetConfig
+	(*AllocateProducerIds)(nil), // 25: barnabas.state.v1.AllocateProducerIds
+	(*CreateSession)(nil),       // 26: barnabas.state.v1.CreateSession
+	(*AttachSession)(nil),       // 27: barnabas.state.v1.AttachSession
+	(*CloseSession)(nil),        // 28: barnabas.state.v1.CloseSession
+	(*ExpireSessions)(nil),      // 29: barnabas.state.v1.ExpireSessions
+	(*Origin)(nil),              // 30: barnabas.state.v1.Origin
+	(*Acl)(nil),                 // 31: barnabas.state.v1.Acl
+	(*CreateZnode)(nil),         // 32: barnabas.state.v1.CreateZnode
+	(*DeleteZnode)(nil),         // 33: barnabas.state.v1.DeleteZnode
+	(*SetZnode)(nil),            // 34: barnabas.state.v1.SetZnode
+	(*SetAcl)(nil),              // 35: barnabas.state.v1.SetAcl
+	(*ClaimOwner)(nil),          // 36: barnabas.state.v1.ClaimOwner
+	(*OffsetItem)(nil),          // 37: barnabas.state.v1.OffsetItem
+	(*CommitOffsets)(nil),       // 38: barnabas.state.v1.CommitOffsets
+	(*DeleteOffsets)(nil),       // 39: barnabas.state.v1.DeleteOffsets
+	(*GroupProtocol)(nil),       // 40: barnabas.state.v1.GroupProtocol
+	(*GroupMember)(nil),         // 41: barnabas.state.v1.GroupMember
+	(*Rebalance)(nil),           // 42: barnabas.state.v1.Rebalance
+	(*PutGroup)(nil),            // 43: barnabas.state.v1.PutGroup
+	(*DeleteGroup)(nil),         // 44: barnabas.state.v1.DeleteGroup
+	(*Annotate)(nil),            // 45: barnabas.state.v1.Annotate
 }
 var file_state_proto_depIdxs = []int32{
-	3,  // 0: barnabas.state.v1.Entry.commands:type_name -> barnabas.state.v1.Command
-	29, // 1: barnabas.state.v1.Command.origin:type_name -> barnabas.state.v1.Origin
-	6,  // 2: barnabas.state.v1.Command.bootstrap:type_name -> barnabas.state.v1.Bootstrap
-	7,  // 3: barnabas.state.v1.Command.tick:type_name -> barnabas.state.v1.Tick
-	8,  // 4: barnabas.state.v1.Command.raise_level:type_name -> barnabas.state.v1.RaiseLevel
-	9,  // 5: barnabas.state.v1.Command.raise_zxid:type_name -> barnabas.state.v1.RaiseZxid
-	10, // 6: barnabas.state.v1.Command.term_started:type_name -> barnabas.state.v1.TermStarted
-	12, // 7: barnabas.state.v1.Command.register_broker:type_name -> barnabas.state.v1.RegisterBroker
-	13, // 8: barnabas.state.v1.Command.fence_broker:type_name -> barnabas.state.v1.FenceBroker
-	14, // 9: barnabas.state.v1.Command.set_broker_visible:type_name -> barnabas.state.v1.SetBrokerVisible
-	17, // 10: barnabas.state.v1.Command.create_topic:type_name -> barnabas.state.v1.CreateTopic
-	18, // 11: barnabas.state.v1.Command.delete_topic:type_name -> barnabas.state.v1.DeleteTopic
-	19, // 12: barnabas.state.v1.Command.create_partitions:type_name -> barnabas.state.v1.CreatePartitions
-	20, // 13: barnabas.state.v1.Command.alter_partition:type_name -> barnabas.state.v1.AlterPartition
-	21, // 14: barnabas.state.v1.Command.elect_leaders:type_name -> barnabas.state.v1.ElectLeaders
-	23, // 15: barnabas.state.v1.Command.set_config:type_name -> barnabas.state.v1.SetConfig
-	24, // 16: barnabas.state.v1.Command.allocate_producer_ids:type_name -> barnabas.state.v1.AllocateProducerIds
-	25, // 17: barnabas.state.v1.Command.create_session:type_name -> barnabas.state.v1.CreateSession
-	26, // 18: barnabas.state.v1.Command.attach_session:type_name -> barnabas.state.v1.AttachSession
-	27, // 19: barnabas.state.v1.Command.close_session:type_name -> barnabas.state.v1.CloseSession
-	28, // 20: barnabas.state.v1.Command.expire_sessions:type_name -> barnabas.state.v1.ExpireSessions
-	31, // 21: barnabas.state.v1.Command.create_znode:type_name -> barnabas.state.v1.CreateZnode
-	32, // 22: barnabas.state.v1.Command.delete_znode:type_name -> barnabas.state.v1.DeleteZnode
-	33, // 23: barnabas.state.v1.Command.set_znode:type_name -> barnabas.state.v1.SetZnode
-	34, // 24: barnabas.state.v1.Command.set_acl:type_name -> barnabas.state.v1.SetAcl
-	35, // 25: barnabas.state.v1.Command.claim_owner:type_name -> barnabas.state.v1.ClaimOwner
-	37, // 26: barnabas.state.v1.Command.commit_offsets:type_name -> barnabas.state.v1.CommitOffsets
-	38, // 27: barnabas.state.v1.Command.delete_offsets:type_name -> barnabas.state.v1.DeleteOffsets
-	39, // 28: barnabas.state.v1.Command.annotate:type_name -> barnabas.state.v1.Annotate
-	0,  // 29: barnabas.state.v1.Result.code:type_name -> barnabas.state.v1.Code
-	5,  // 30: barnabas.state.v1.Result.stat:type_name -> barnabas.state.v1.Stat
-	4,  // 31: barnabas.state.v1.Result.parts:type_name -> barnabas.state.v1.Result
-	11, // 32: barnabas.state.v1.RegisterBroker.endpoints:type_name -> barnabas.state.v1.Endpoint
-	11, // 33: barnabas.state.v1.RegisterBroker.zookeeper:type_name -> barnabas.state.v1.Endpoint
-	11, // 34: barnabas.state.v1.RegisterBroker.cluster:type_name -> barnabas.state.v1.Endpoint
-	11, // 35: barnabas.state.v1.RegisterBroker.admin:type_name -> barnabas.state.v1.Endpoint
-	15, // 36: barnabas.state.v1.CreateTopic.assignments:type_name -> barnabas.state.v1.Assignment
-	16, // 37: barnabas.state.v1.CreateTopic.configs:type_name -> barnabas.state.v1.ConfigEntry
-	15, // 38: barnabas.state.v1.CreatePartitions.assignments:type_name -> barnabas.state.v1.Assignment
-	22, // 39: barnabas.state.v1.ElectLeaders.elections:type_name -> barnabas.state.v1.Election
-	16, // 40: barnabas.state.v1.SetConfig.entries:type_name -> barnabas.state.v1.ConfigEntry
-	27, // 41: barnabas.state.v1.ExpireSessions.sessions:type_name -> barnabas.state.v1.CloseSession
-	30, // 42: barnabas.state.v1.CreateZnode.acl:type_name -> barnabas.state.v1.Acl
-	30, // 43: barnabas.state.v1.SetAcl.acl:type_name -> barnabas.state.v1.Acl
-	30, // 44: barnabas.state.v1.ClaimOwner.acl:type_name -> barnabas.state.v1.Acl
-	1,  // 45: barnabas.state.v1.CommitOffsets.from:type_name -> barnabas.state.v1.OffsetOrigin
-	36, // 46: barnabas.state.v1.CommitOffsets.items:type_name -> barnabas.state.v1.OffsetItem
-	36, // 47: barnabas.state.v1.DeleteOffsets.items:type_name -> barnabas.state.v1.OffsetItem
-	48, // [48:48] is the sub-list for method output_type
-	48, // [48:48] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	4,  // 0: barnabas.state.v1.Entry.commands:type_name -> barnabas.state.v1.Command
+	30, // 1: barnabas.state.v1.Command.origin:type_name -> barnabas.state.v1.Origin
+	7,  // 2: barnabas.state.v1.Command.bootstrap:type_name -> barnabas.state.v1.Bootstrap
+	8,  // 3: barnabas.state.v1.Command.tick:type_name -> barnabas.state.v1.Tick
+	9,  // 4: barnabas.state.v1.Command.raise_level:type_name -> barnabas.state.v1.RaiseLevel
+	10, // 5: barnabas.state.v1.Command.raise_zxid:type_name -> barnabas.state.v1.RaiseZxid
+	11, // 6: barnabas.state.v1.Command.term_started:type_name -> barnabas.state.v1.TermStarted
+	13, // 7: barnabas.state.v1.Command.register_broker:type_name -> barnabas.state.v1.RegisterBroker
+	14, // 8: barnabas.state.v1.Command.fence_broker:type_name -> barnabas.state.v1.FenceBroker
+	15, // 9: barnabas.state.v1.Command.set_broker_visible:type_name -> barnabas.state.v1.SetBrokerVisible
+	18, // 10: barnabas.state.v1.Command.create_topic:type_name -> barnabas.state.v1.CreateTopic
+	19, // 11: barnabas.state.v1.Command.delete_topic:type_name -> barnabas.state.v1.DeleteTopic
+	20, // 12: barnabas.state.v1.Command.create_partitions:type_name -> barnabas.state.v1.CreatePartitions
+	21, // 13: barnabas.state.v1.Command.alter_partition:type_name -> barnabas.state.v1.AlterPartition
+	22, // 14: barnabas.state.v1.Command.elect_leaders:type_name -> barnabas.state.v1.ElectLeaders
+	24, // 15: barnabas.state.v1.Command.set_config:type_name -> barnabas.state.v1.SetConfig
+	25, // 16: barnabas.state.v1.Command.allocate_producer_ids:type_name -> barnabas.state.v1.AllocateProducerIds
+	26, // 17: barnabas.state.v1.Command.create_session:type_name -> barnabas.state.v1.CreateSession
+	27, // 18: barnabas.state.v1.Command.attach_session:type_name -> barnabas.state.v1.AttachSession
+	28, // 19: barnabas.state.v1.Command.close_session:type_name -> barnabas.state.v1.CloseSession
+	29, // 20: barnabas.state.v1.Command.expire_sessions:type_name -> barnabas.state.v1.ExpireSessions
+	32, // 21: barnabas.state.v1.Command.create_znode:type_name -> barnabas.state.v1.CreateZnode
+	33, // 22: barnabas.state.v1.Command.delete_znode:type_name -> barnabas.state.v1.DeleteZnode
+	34, // 23: barnabas.state.v1.Command.set_znode:type_name -> barnabas.state.v1.SetZnode
+	35, // 24: barnabas.state.v1.Command.set_acl:type_name -> barnabas.state.v1.SetAcl
+	36, // 25: barnabas.state.v1.Command.claim_owner:type_name -> barnabas.state.v1.ClaimOwner
+	38, // 26: barnabas.state.v1.Command.commit_offsets:type_name -> barnabas.state.v1.CommitOffsets
+	39, // 27: barnabas.state.v1.Command.delete_offsets:type_name -> barnabas.state.v1.DeleteOffsets
+	43, // 28: barnabas.state.v1.Command.put_group:type_name -> barnabas.state.v1.PutGroup
+	44, // 29: barnabas.state.v1.Command.delete_group:type_name -> barnabas.state.v1.DeleteGroup
+	45, // 30: barnabas.state.v1.Command.annotate:type_name -> barnabas.state.v1.Annotate
+	0,  // 31: barnabas.state.v1.Result.code:type_name -> barnabas.state.v1.Code
+	6,  // 32: barnabas.state.v1.Result.stat:type_name -> barnabas.state.v1.Stat
+	5,  // 33: barnabas.state.v1.Result.parts:type_name -> barnabas.state.v1.Result
+	12, // 34: barnabas.state.v1.RegisterBroker.endpoints:type_name -> barnabas.state.v1.Endpoint
+	12, // 35: barnabas.state.v1.RegisterBroker.zookeeper:type_name -> barnabas.state.v1.Endpoint
+	12, // 36: barnabas.state.v1.RegisterBroker.cluster:type_name -> barnabas.state.v1.Endpoint
+	12, // 37: barnabas.state.v1.RegisterBroker.admin:type_name -> barnabas.state.v1.Endpoint
+	16, // 38: barnabas.state.v1.CreateTopic.assignments:type_name -> barnabas.state.v1.Assignment
+	17, // 39: barnabas.state.v1.CreateTopic.configs:type_name -> barnabas.state.v1.ConfigEntry
+	16, // 40: barnabas.state.v1.CreatePartitions.assignments:type_name -> barnabas.state.v1.Assignment
+	23, // 41: barnabas.state.v1.ElectLeaders.elections:type_name -> barnabas.state.v1.Election
+	17, // 42: barnabas.state.v1.SetConfig.entries:type_name -> barnabas.state.v1.ConfigEntry
+	28, // 43: barnabas.state.v1.ExpireSessions.sessions:type_name -> barnabas.state.v1.CloseSession
+	31, // 44: barnabas.state.v1.CreateZnode.acl:type_name -> barnabas.state.v1.Acl
+	31, // 45: barnabas.state.v1.SetAcl.acl:type_name -> barnabas.state.v1.Acl
+	31, // 46: barnabas.state.v1.ClaimOwner.acl:type_name -> barnabas.state.v1.Acl
+	1,  // 47: barnabas.state.v1.CommitOffsets.from:type_name -> barnabas.state.v1.OffsetOrigin
+	37, // 48: barnabas.state.v1.CommitOffsets.items:type_name -> barnabas.state.v1.OffsetItem
+	37, // 49: barnabas.state.v1.DeleteOffsets.items:type_name -> barnabas.state.v1.OffsetItem
+	40, // 50: barnabas.state.v1.GroupMember.protocols:type_name -> barnabas.state.v1.GroupProtocol
+	2,  // 51: barnabas.state.v1.PutGroup.state:type_name -> barnabas.state.v1.GroupState
+	41, // 52: barnabas.state.v1.PutGroup.members:type_name -> barnabas.state.v1.GroupMember
+	42, // 53: barnabas.state.v1.PutGroup.rebalance:type_name -> barnabas.state.v1.Rebalance
+	54, // [54:54] is the sub-list for method output_type
+	54, // [54:54] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_state_proto_init() }
@@ -3603,6 +4200,8 @@ func file_state_proto_init() {
 		(*Command_ClaimOwner)(nil),
 		(*Command_CommitOffsets)(nil),
 		(*Command_DeleteOffsets)(nil),
+		(*Command_PutGroup)(nil),
+		(*Command_DeleteGroup)(nil),
 		(*Command_Annotate)(nil),
 	}
 	type x struct{}
@@ -3610,8 +4209,8 @@ func file_state_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_proto_rawDesc), len(file_state_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   38,
+			NumEnums:      3,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

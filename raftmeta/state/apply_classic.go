@@ -1,0 +1,146 @@
+package state
+
+import (
+	"slices"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+// moveGroup makes a group's head if there is none and moves its version.
+func (s *State) moveGroup(name string) {
+	g := Group{Name: name}
+	if old, ok := s.groups.get([]byte(name)); ok {
+		g = *old
+	}
+	g.Version = uint64(s.index)
+	s.groups.put([]byte(name), &g)
+}
+
+// hasClassicMembers reports whether a path is a directory or an offset of a group with members that are no znodes: a delete of
+// the whole group by an old tool would hit them.
+func (s *State) hasClassicMembers(p Path) bool {
+	if p.Kind != PathGroupDir && p.Kind != PathOffset {
+		return false
+	}
+	g, ok := s.groups.get([]byte(p.Group))
+	return ok && len(g.Members) > 0
+}
+
+// putGroup puts the coordinator's decision in place of a group's classic part, if the group is as the coordinator saw it.
+func (s *State) putGroup(c *statepb.PutGroup) *statepb.Result {
+	if why := ValidGroupID(c.Group); why != "" {
+		return s.refuse(statepb.Code_INVALID, "%s", why)
+	}
+	old, ok := s.groups.get([]byte(c.Group))
+	switch {
+	case ok != (c.GroupVersion != 0), ok && old.Version != c.GroupVersion:
+		return s.refuse(statepb.Code_STALE, "group %s has changed", c.Group)
+	case ok && c.Generation < old.Generation, c.Generation <= 0:
+		return s.refuse(statepb.Code_INVALID, "generation %d of group %s would go back", c.Generation, c.Group)
+	case (len(c.Members) == 0) != (c.State == statepb.GroupState_GROUP_EMPTY):
+		return s.refuse(statepb.Code_INVALID, "group %s with %d members cannot be %s", c.Group, len(c.Members), c.State)
+	}
+	g := &Group{Name: c.Group, Version: uint64(s.index), Generation: c.Generation, State: GroupState(c.State),
+		ProtocolType: c.ProtocolType, Protocol: c.Protocol, Leader: c.Leader}
+	for _, m := range c.Members {
+		g.Members = append(g.Members, memberRow(m))
+	}
+	if ok {
+		g.Rebalances = old.Rebalances
+	}
+	if r := c.Rebalance; r != nil {
+		keep := g.Rebalances[max(0, len(g.Rebalances)+1-MaxRebalances):]
+		g.Rebalances = append(slices.Clone(keep), &Rebalance{WallMs: s.wallMs, Generation: r.Generation, Cause: r.Cause, Text: r.Text,
+			Before: r.Before, After: r.After, Joined: r.Joined, Left: r.Left, WaitedMs: r.WaitedMs, WaitedFor: r.WaitedFor})
+	}
+	s.groups.put([]byte(c.Group), g)
+	s.changed(Change{Kind: GroupChanged, Group: c.Group})
+	return &statepb.Result{Zxid: int64(s.meta.ZXID)}
+}
+
+func memberRow(m *statepb.GroupMember) *Member {
+	row := &Member{ID: m.Id, Instance: m.Instance, Client: m.Client, Host: m.Host, SessionMs: m.SessionMs, RebalanceMs: m.RebalanceMs,
+		Assignment: m.Assignment}
+	for _, p := range m.Protocols {
+		row.Protocols = append(row.Protocols, GroupProtocol{Name: p.Name, Metadata: p.Metadata})
+	}
+	return row
+}
+
+// checkCommit is Kafka's ClassicGroup.validateOffsetCommit: nil lets the commit in. A commit without member and generation
+// comes from a consumer that assigns partitions itself, a tool, or a znode's writer: while classic members live, only the
+// znode face may write beside them (groups.md, "Commits": a tool's write always wins).
+func (s *State) checkCommit(c *statepb.CommitOffsets) *statepb.Result {
+	if c.From == statepb.OffsetOrigin_ORIGIN_ZNODE {
+		return nil
+	}
+	g, ok := s.groups.get([]byte(c.Group))
+	simple := c.Generation < 0 && c.Member == "" && c.Instance == ""
+	switch {
+	case !ok && c.Generation >= 0:
+		return s.refuse(statepb.Code_ILLEGAL_GENERATION, "there is no group %s", c.Group)
+	case !ok, g.State == GroupEmpty && c.Generation < 0:
+		return nil
+	case simple:
+		return s.refuse(statepb.Code_UNKNOWN_MEMBER, "group %s has members: only they may commit", c.Group)
+	}
+	if in := g.Instance(c.Instance); c.Instance != "" && in == nil {
+		return s.refuse(statepb.Code_UNKNOWN_MEMBER, "group %s has no instance %s", c.Group, c.Instance)
+	} else if in != nil && in.ID != c.Member {
+		return s.refuse(statepb.Code_FENCED_INSTANCE, "instance %s of group %s is member %s now", c.Instance, c.Group, in.ID)
+	}
+	switch {
+	case g.Member(c.Member) == nil:
+		return s.refuse(statepb.Code_UNKNOWN_MEMBER, "group %s has no member %s", c.Group, c.Member)
+	case c.Generation != g.Generation:
+		return s.refuse(statepb.Code_ILLEGAL_GENERATION, "group %s is at generation %d, not %d", c.Group, g.Generation, c.Generation)
+	case g.State == GroupCompleting:
+		return s.refuse(statepb.Code_REBALANCE_IN_PROGRESS, "generation %d of group %s has no assignment yet", g.Generation, c.Group)
+	}
+	return nil
+}
+
+// deleteGroup removes a group without live members of any kind. Free znodes below its directory keep the directory.
+func (s *State) deleteGroup(c *statepb.DeleteGroup) *statepb.Result {
+	g, ok := s.groups.get([]byte(c.Group))
+	dir := "/consumers/" + c.Group
+	_, hasDir := s.znodes.get(znodeKey(dir))
+	switch ids, _ := s.znodes.get(znodeKey(dir + "/ids")); {
+	case !ok || ValidGroupID(c.Group) != "":
+		return s.refuse(statepb.Code_UNKNOWN_GROUP, "there is no group %s", c.Group)
+	case len(g.Members) > 0, ids != nil && ids.Stat.Children > 0:
+		return s.refuse(statepb.Code_NOT_EMPTY, "group %s has members", c.Group)
+	case c.OnlyUnused && hasDir:
+		return s.refuse(statepb.Code_NOT_EMPTY, "group %s has offsets or znodes", c.Group)
+	}
+	s.groups.del([]byte(c.Group))
+	s.changed(Change{Kind: GroupChanged, Group: c.Group})
+	if !hasDir {
+		return &statepb.Result{Zxid: int64(s.meta.ZXID)}
+	}
+	zx := s.zxid()
+	keys, _ := s.offsets.collect(keyParts(c.Group))
+	for _, k := range keys {
+		s.dropOffsets(c.Group, string(k[len(c.Group)+1:len(k)-5]), zx)
+	}
+	for _, sub := range []string{"/owners", "/offsets"} {
+		topics, _ := s.znodes.collect(append([]byte(dir+sub), 0))
+		for _, k := range topics {
+			s.removeEmptyDir(dir+sub+"/"+string(k[len(dir+sub)+1:]), zx)
+		}
+	}
+	for _, d := range []string{dir + "/owners", dir + "/offsets", dir + "/ids", dir} {
+		s.removeEmptyDir(d, zx)
+	}
+	if _, left := s.znodes.get(znodeKey(dir)); left {
+		s.moveGroup(c.Group)
+	}
+	return &statepb.Result{Zxid: int64(zx)}
+}
+
+func (s *State) removeEmptyDir(path string, zx id.ZXID) {
+	if z, ok := s.znodes.get(znodeKey(path)); ok && z.Stat.Children == 0 && z.Stat.EphemeralOwner == 0 {
+		s.removeNode(path, zx)
+	}
+}
