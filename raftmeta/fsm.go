@@ -29,9 +29,10 @@ type fsm struct {
 	onRestore func(*state.State)
 	onBroken  func() // a restore failed: raft goes on as if nothing had been installed, so it must be opened again
 
-	st   *state.State
-	view atomic.Pointer[state.View]
-	hash atomic.Pointer[hashAt] // with track
+	st     *state.State
+	broken error // a snapshot could not be restored: no older one is tried in its place
+	view   atomic.Pointer[state.View]
+	hash   atomic.Pointer[hashAt] // with track
 
 	bytes, entries atomic.Int64 // of the log since the last snapshot
 	restores       atomic.Int64
@@ -121,10 +122,14 @@ func (s *fsmSnapshot) Release() {}
 
 // Restore implements raft.FSM.
 func (f *fsm) Restore(r io.ReadCloser) error {
+	if f.broken != nil {
+		return f.broken
+	}
 	st, err := state.Restore(r, f.track)
 	if err != nil {
+		f.broken = fmt.Errorf("raftmeta: restore: %w", err)
 		f.onBroken()
-		return fmt.Errorf("raftmeta: restore: %w", err)
+		return f.broken
 	}
 	f.st = st
 	f.restores.Add(1)

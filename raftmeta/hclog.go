@@ -6,21 +6,58 @@ import (
 	"io"
 	"log"
 	"log/slog"
+	"slices"
+	"sync"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 )
 
 // hclogAdapter lets raft and its stores log to slog. hclog goes no further than this package.
+//
+// raft reports every failed attempt of every retry: a warning or error with the same text is passed on at most once in
+// hclogPause, with the number left out. None of its messages is fatal (what is comes back as an error), so the highest
+// level is Warn.
 type hclogAdapter struct {
 	log  *slog.Logger
 	name string
 	args []any
+	lim  *hclogLimit
+}
+
+const hclogPause = 5 * time.Second
+
+type hclogLimit struct {
+	mu   sync.Mutex
+	last map[string]*hclogSeen
+}
+
+type hclogSeen struct {
+	at   time.Time
+	left int
+}
+
+// pass says whether a message may go now, and how many like it were left out since the last.
+func (l *hclogLimit) pass(msg string, now time.Time) (left int, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.last[msg]
+	if s == nil {
+		l.last[msg] = &hclogSeen{at: now} // raft's texts are constants: there are few
+		return 0, true
+	}
+	if now.Sub(s.at) < hclogPause {
+		s.left++
+		return 0, false
+	}
+	left, s.left, s.at = s.left, 0, now
+	return left, true
 }
 
 var _ hclog.Logger = (*hclogAdapter)(nil)
 
 func newHclog(l *slog.Logger, name string) hclog.Logger {
-	return &hclogAdapter{log: l.With("from", name), name: name}
+	return &hclogAdapter{log: l.With("from", name), name: name, lim: &hclogLimit{last: map[string]*hclogSeen{}}}
 }
 
 func slogLevel(l hclog.Level) slog.Level {
@@ -29,23 +66,34 @@ func slogLevel(l hclog.Level) slog.Level {
 		return slog.LevelDebug - 4
 	case hclog.Debug:
 		return slog.LevelDebug
-	case hclog.Warn:
+	case hclog.Warn, hclog.Error:
 		return slog.LevelWarn
-	case hclog.Error:
-		return slog.LevelError
 	default:
 		return slog.LevelInfo
 	}
 }
 
 func (a *hclogAdapter) Log(l hclog.Level, msg string, args ...any) {
-	if ctx := context.Background(); a.log.Enabled(ctx, slogLevel(l)) {
-		a.log.Log(ctx, slogLevel(l), msg, plain(args)...)
+	ctx, level := context.Background(), slogLevel(l)
+	if !a.log.Enabled(ctx, level) {
+		return
 	}
+	args = plain(args)
+	if level == slog.LevelWarn {
+		left, ok := a.lim.pass(msg, time.Now())
+		if !ok {
+			return
+		}
+		if left > 0 {
+			args = append(args, "left_out", left)
+		}
+	}
+	a.log.Log(ctx, level, msg, args...)
 }
 
 // plain renders hclog's own value types, which slog does not know.
 func plain(args []any) []any {
+	args = slices.Clone(args)
 	for i, v := range args {
 		if f, ok := v.(hclog.Format); ok && len(f) > 0 {
 			if format, ok := f[0].(string); ok {
@@ -78,10 +126,10 @@ func (a *hclogAdapter) SetLevel(hclog.Level) {
 func (a *hclogAdapter) GetLevel() hclog.Level { return hclog.NoLevel }
 
 func (a *hclogAdapter) With(args ...any) hclog.Logger {
-	return &hclogAdapter{log: a.log.With(plain(args)...), name: a.name, args: append(a.args[:len(a.args):len(a.args)], args...)}
+	return &hclogAdapter{log: a.log.With(plain(args)...), name: a.name, lim: a.lim, args: append(a.args[:len(a.args):len(a.args)], args...)}
 }
 func (a *hclogAdapter) Named(n string) hclog.Logger {
-	return &hclogAdapter{log: a.log.With("part", n), name: a.name + "." + n, args: a.args}
+	return &hclogAdapter{log: a.log.With("part", n), name: a.name + "." + n, args: a.args, lim: a.lim}
 }
 func (a *hclogAdapter) ResetNamed(n string) hclog.Logger { return newHclog(a.log, n) }
 func (a *hclogAdapter) StandardLogger(*hclog.StandardLoggerOptions) *log.Logger {

@@ -140,9 +140,10 @@ func (n *Node) raftConfig(notify chan bool) *raft.Config {
 // open makes a raft instance on the stores.
 func (n *Node) open() error {
 	i := &instance{p: n.tr.open(), notify: make(chan bool, 16), events: make(chan raft.Observation, 64), quit: make(chan struct{})}
+	n.fsm.broken = nil // no FSM goroutine runs now
 	r, err := raft.NewRaft(n.raftConfig(i.notify), n.fsm, n.stores.log, n.stores.stable, n.stores.snaps, i.p)
 	if err != nil {
-		return fmt.Errorf("raftmeta: open raft in %s: %w", n.cfg.Dir, err)
+		return fmt.Errorf("raftmeta: open raft in %s: %w", n.cfg.Dir, errors.Join(n.fsm.broken, err))
 	}
 	i.r = r
 	// Blocking: raft waits for the observer, which never waits for anything itself.

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
@@ -345,4 +346,46 @@ func FuzzDecodeJoin(f *testing.F) {
 			t.Errorf("%q is not %+v", p, s)
 		}
 	})
+}
+
+// A snapshot that this build can not read stops the node; an older one is not taken in its place.
+func TestUnreadableSnapshotStopsStart(t *testing.T) {
+	c := newCluster(t, 1, nil)
+	c.bootstrapState()
+	n := c.leader()
+	must(t, n.snapshot())
+	index, _ := n.Hash()
+	s := n.stores.snaps
+	s.describe = nil
+	must(t, writeSnap(s, uint64(index)+1, 9, []byte("of a newer build")))
+	c.stop(n.id)
+	cfg := Config{Dir: c.dirs[n.id], ID: id.DirectoryID(n.id), Stream: newLayer(t), Peers: meshPeers{c.m, n.id}}
+	again, err := New(cfg)
+	must(t, err)
+	if err := again.Start(); !errors.Is(err, state.ErrSnapshot) {
+		t.Fatalf("start: %v", err)
+	}
+	must(t, again.Stop())
+}
+
+// TrailingBytes of log stay behind a snapshot, so that a follower a little behind needs no snapshot.
+func TestTrailingLogByBytes(t *testing.T) {
+	c := newCluster(t, 1, func(k *Config) { k.TrailingBytes = 20 << 10 })
+	c.bootstrapState()
+	n := c.leader()
+	c.register(n)
+	cmd := createZnode("/t", true)
+	cmd.GetCreateZnode().Data = make([]byte, 1<<10)
+	for range 200 {
+		_, err := n.Propose(c.ctx(), cmd)
+		must(t, err)
+	}
+	must(t, n.snapshot())
+	m, err := n.stores.snaps.List()
+	must(t, err)
+	first, last, err := n.stores.log.bounds()
+	must(t, err)
+	if len(m) != 1 || last-first < 14 || last-first > 22 { // an entry is a little over 1 KiB
+		t.Errorf("snapshots %v, log %d..%d", m, first, last)
+	}
 }
