@@ -75,11 +75,11 @@ func (l *load) fault(name string, cause, undo func()) {
 	l.producer.ResetStall()
 	cause()
 	l.producer.AwaitAcks(l.t, 300)
-	stall := l.producer.Stall()
 	undo()
 	l.awaitISR()
 	l.producer.AwaitAcks(l.t, 100)
-	l.t.Logf("%s: longest pause between two acks %v", name, stall.Round(time.Millisecond))
+	stall := l.producer.Stall()
+	l.t.Logf("%s: longest wait for an ack %v", name, stall.Round(time.Millisecond))
 	if stall > stallLimit {
 		l.t.Errorf("%s: producers stood still for %v", name, stall)
 	}

@@ -129,8 +129,7 @@ type Producer struct {
 
 	mu      sync.Mutex
 	failed  []error
-	stalled time.Duration // longest time between two acks
-	last    time.Time
+	stalled time.Duration // longest time from sending a record to its ack
 	acked   int
 }
 
@@ -160,7 +159,7 @@ func Produce(t testing.TB, brokers []string, topic string, h *check.History, o P
 		kgo.RetryTimeout(2 * time.Minute), kgo.RequestRetries(1 << 20), kgo.RecordRetries(1 << 20), kgo.RetryBackoffFn(func(int) time.Duration { return 20 * time.Millisecond }),
 	}, o.Opts...)
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &Producer{History: h, Topic: topic, client: Client(t, brokers, opts...), cancel: cancel, done: make(chan struct{}), last: time.Now()}
+	p := &Producer{History: h, Topic: topic, client: Client(t, brokers, opts...), cancel: cancel, done: make(chan struct{})}
 	t.Cleanup(p.cancel)
 	go p.run(ctx, o)
 	return p
@@ -179,11 +178,12 @@ func (p *Producer) run(ctx context.Context, o ProducerOptions) {
 		key := fmt.Sprintf("%s-%d", o.Name, i)
 		value := strings.Repeat(key+" ", o.Size/(len(key)+1)+1)[:o.Size]
 		r := &kgo.Record{Topic: p.Topic, Key: []byte(key), Value: []byte(value)}
-		p.client.Produce(context.Background(), r, func(r *kgo.Record, err error) { p.acknowledge(o.Name, r, err) })
+		sent := time.Now()
+		p.client.Produce(context.Background(), r, func(r *kgo.Record, err error) { p.acknowledge(o.Name, r, time.Since(sent), err) })
 	}
 }
 
-func (p *Producer) acknowledge(name string, r *kgo.Record, err error) {
+func (p *Producer) acknowledge(name string, r *kgo.Record, took time.Duration, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
@@ -191,8 +191,7 @@ func (p *Producer) acknowledge(name string, r *kgo.Record, err error) {
 		return
 	}
 	p.acked++
-	p.stalled = max(p.stalled, time.Since(p.last))
-	p.last = time.Now()
+	p.stalled = max(p.stalled, took)
 	p.History.Acked(check.NewRecord(name, r.Topic, r.Partition, r.Offset, r.Key, r.Value))
 }
 
@@ -211,10 +210,10 @@ func (p *Producer) AwaitAcks(t testing.TB, n int) {
 	}
 }
 
-// ResetStall begins to measure the longest pause between two acks anew.
-func (p *Producer) ResetStall() { p.mu.Lock(); p.stalled, p.last = 0, time.Now(); p.mu.Unlock() }
+// ResetStall begins to measure the longest stall anew.
+func (p *Producer) ResetStall() { p.mu.Lock(); p.stalled = 0; p.mu.Unlock() }
 
-// Stall returns the longest pause between two acks since the start or ResetStall.
+// Stall returns the longest time from sending a record to its ack, of those acked since the start or ResetStall.
 func (p *Producer) Stall() time.Duration { p.mu.Lock(); defer p.mu.Unlock(); return p.stalled }
 
 // Stop ends the load, waits until every record is acked or has failed, and returns the failures.
