@@ -332,3 +332,33 @@ func TestAnnounceOutsideOfACluster(t *testing.T) {
 		}
 	}
 }
+
+// A Ctrl-C while the nodes start leaves nothing running.
+func TestInterruptedStart(t *testing.T) {
+	t.Setenv("FAKE_MODE", "slow")
+	c := config(t, 3)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, c, func(Cluster) { t.Error("a cluster that never served was reported") }) }()
+	admin := fmt.Sprintf("127.0.0.1:%d", c.AdminPort+2)
+	testtool.Eventually(t, time.Minute, func() error {
+		conn, err := net.Dial("tcp", admin)
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	for n := range 3 {
+		if conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", c.AdminPort+n)); err == nil {
+			conn.Close()
+			t.Errorf("node %d still listens", n+1)
+		}
+	}
+	if _, err := Read(c.Dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("cluster.json: %v", err)
+	}
+}

@@ -3,8 +3,8 @@
 // offsets in /offsets. It shares no code with barnabas's ZooKeeper port and runs as well against a real ZooKeeper and Kafka.
 //
 // It differs from the Java original only where that one is known to lose: an operation is not repeated in another session, a
-// claim counts as one's own only if it is of the present session, a member that cannot reach ZooKeeper for a session
-// timeout stops reading, and failed rebalances are tried again until they succeed. Only range assignment is built: all
+// claim counts as one's own only if it is of the present session, a member that is cut off from ZooKeeper stops reading before
+// its session can end, and failed rebalances are tried again until they succeed. Only range assignment is built: all
 // members of a group must use it (the default of the Java consumer).
 //
 // One goroutine, Run's, does everything that writes to ZooKeeper; one reads from the brokers between two rebalances; one
@@ -36,7 +36,7 @@ type Config struct {
 	Topics    map[string]int // topic: number of streams; at least one
 	ID        string         // consumer.id; the member is <group>_<ID>. Empty: host, time and random hex
 
-	SessionTimeout     time.Duration // zookeeper.session.timeout.ms, 6 s
+	SessionTimeout     time.Duration // zookeeper.session.timeout.ms, 6 s; at most 40 s, which is what servers grant
 	RebalanceBackoff   time.Duration // rebalance.backoff.ms, 2 s
 	RebalanceRetries   int           // rebalance.max.retries, 4: failures until one is logged as an error
 	DisableAutoCommit  bool          // auto.commit.enable=false
@@ -149,6 +149,7 @@ func (cfg *Config) fill() {
 		}
 	}
 	set(&cfg.SessionTimeout, 6*time.Second)
+	cfg.SessionTimeout = min(cfg.SessionTimeout, 40*time.Second) // a shorter session than asked for would outlive our reading
 	set(&cfg.RebalanceBackoff, 2*time.Second)
 	set(&cfg.AutoCommitInterval, time.Minute)
 	set(&cfg.FetchWait, 100*time.Millisecond)

@@ -4,11 +4,14 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -31,7 +34,7 @@ const (
 	limit = time.Minute
 )
 
-// peer is a real ZooKeeper and a real Kafka 1.1.1 with one topic, which lie below a chroot.
+// peer is a ZooKeeper and a Kafka with one topic, which lie below a chroot.
 type peer struct {
 	zookeeper, kafka string // zookeeper without the chroot
 	producer         *kgo.Client
@@ -39,20 +42,55 @@ type peer struct {
 	next             int
 }
 
-func realPeer(t *testing.T) *peer {
+// onEach runs a test against the real thing, Apache ZooKeeper 3.9.5 and Apache Kafka 1.1.1, and against barnabas: what holds
+// there must hold here.
+func onEach(t *testing.T, test func(*testing.T, *peer)) {
+	t.Run("apache", func(t *testing.T) {
+		zkServer := reference.ZooKeeper(t)
+		kafka := reference.Kafka(t, testtool.Kafka111, zkServer.Addr+"/kafka")
+		test(t, newPeer(t, zkServer.Addr, kafka.Addr))
+	})
+	t.Run("barnabas", func(t *testing.T) {
+		if testing.Short() {
+			t.Skip("runs a broker: not in the short run")
+		}
+		first := testtool.FreePorts(t, 4)
+		at := func(n int) string { return fmt.Sprintf("127.0.0.1:%d", first+n) }
+		bin := barnabas(t)
+		broker := testtool.Start(t, "barnabas", exec.Command(bin, "server", "--log.dirs", testtool.Folder(t), "--zookeeper.chroots", "/kafka",
+			"--listeners", "PLAINTEXT://"+at(0), "--zookeeper.listener", at(1), "--admin.listener", at(2), "--cluster.listener", at(3),
+			"--barnabas.cluster.id", "AAAAAAAAAAAAAAAAAAAAAQ", "--barnabas.directory.id", "d", "--barnabas.voters", "d@"+at(3)))
+		testtool.Eventually(t, limit, func() error {
+			if !broker.Alive() {
+				t.Fatal("barnabas ended")
+			}
+			resp, err := http.Get("http://" + at(2) + "/readyz")
+			if err != nil {
+				return err
+			}
+			defer resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				return errors.New(resp.Status)
+			}
+			return nil
+		})
+		http.DefaultClient.CloseIdleConnections()
+		test(t, newPeer(t, at(1), at(0)))
+	})
+}
+
+func newPeer(t *testing.T, zookeeper, kafka string) *peer {
 	t.Helper()
-	zkServer := reference.ZooKeeper(t)
-	kafka := reference.Kafka(t, testtool.Kafka111, zkServer.Addr+"/kafka")
-	p := &peer{zookeeper: zkServer.Addr, kafka: kafka.Addr}
+	p := &peer{zookeeper: zookeeper, kafka: kafka}
 	var err error
-	if p.producer, err = kgo.NewClient(kgo.SeedBrokers(kafka.Addr), kgo.RecordPartitioner(kgo.ManualPartitioner())); err != nil {
+	if p.producer, err = kgo.NewClient(kgo.SeedBrokers(kafka), kgo.RecordPartitioner(kgo.ManualPartitioner())); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.producer.Close)
 	if _, err := kadm.NewClient(p.producer).CreateTopic(t.Context(), parts, 1, nil, topic); err != nil {
 		t.Fatal(err)
 	}
-	conn, _, err := zk.Connect([]string{zkServer.Addr}, 10*time.Second, zk.WithLogInfo(false))
+	conn, _, err := zk.Connect([]string{zookeeper}, 10*time.Second, zk.WithLogInfo(false))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +243,10 @@ func (p *peer) committed() (sum int64) {
 // and leave cleanly.
 func TestWithJavaMembers(t *testing.T) {
 	testtool.Need(t, testtool.Programs)
-	p := realPeer(t)
+	onEach(t, withJavaMembers)
+}
+
+func withJavaMembers(t *testing.T, p *peer) {
 	l := newLedger()
 	chroot := p.zookeeper + "/kafka"
 	p.produce(t, 100)
@@ -281,7 +322,10 @@ func countRecords(t *testing.T, file string) (n int) {
 
 // A member that loses ZooKeeper for longer than its session stops reading, another takes over, and it comes back.
 func TestSessionExpiry(t *testing.T) {
-	p := realPeer(t)
+	onEach(t, sessionExpiry)
+}
+
+func sessionExpiry(t *testing.T, p *peer) {
 	proxy := startProxy(t, p.zookeeper)
 	l := newLedger()
 	p.produce(t, 10)
@@ -321,7 +365,10 @@ func (l *ledger) count(who string) int {
 
 // A reconnect within the session disturbs nobody: nothing is read twice and nothing is claimed again.
 func TestReconnect(t *testing.T) {
-	p := realPeer(t)
+	onEach(t, reconnect)
+}
+
+func reconnect(t *testing.T, p *peer) {
 	proxy := startProxy(t, p.zookeeper)
 	l := newLedger()
 	a := p.start(t, l, "a", proxy.addr+"/kafka", func(c *zkconsumer.Config) { c.SessionTimeout = 20 * time.Second })
@@ -351,7 +398,10 @@ func TestReconnect(t *testing.T) {
 
 // A failing handler ends the member, and its record is read again by the next.
 func TestHandlerFails(t *testing.T) {
-	p := realPeer(t)
+	onEach(t, handlerFails)
+}
+
+func handlerFails(t *testing.T, p *peer) {
 	l := newLedger()
 	p.produce(t, 10)
 	boom := fmt.Errorf("boom")
@@ -460,4 +510,34 @@ func (p *proxy) serve(in net.Conn) {
 	wg.Wait()
 }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// built is the barnabas binary of this run, made when the first test asks for it.
+var built struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
+func barnabas(t *testing.T) string {
+	t.Helper()
+	built.once.Do(func() {
+		if built.dir, built.err = os.MkdirTemp("", "barnabas-test-"); built.err != nil {
+			return
+		}
+		if out, err := exec.Command("go", "build", "-o", filepath.Join(built.dir, "barnabas"), "../../cmd/barnabas").CombinedOutput(); err != nil {
+			built.err = fmt.Errorf("build: %w\n%s", err, out)
+		}
+	})
+	if built.err != nil {
+		t.Fatal(built.err)
+	}
+	return filepath.Join(built.dir, "barnabas")
+}
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if built.dir != "" {
+			_ = os.RemoveAll(built.dir) // a left-over folder for temporary files
+		}
+		os.Exit(code)
+	}))
+}
