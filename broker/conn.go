@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,12 +18,15 @@ const (
 	flushAt = 256 << 10
 	// readAhead is a connection's read buffer; larger frames are read past it.
 	readAhead = 8 << 10
-	// keepBuffer is the largest buffer that a connection keeps between responses.
-	keepBuffer = 1 << 20
+	// keepBuffer is the largest buffer that is used again for other responses.
+	keepBuffer = 4 << 20
 	// aheadBytes bounds the requests (as sent) that one connection has decoded and not answered; Produce is appended at once and
 	// not counted.
 	aheadBytes = 8 << 20
 )
+
+// buffers are what responses are gathered in.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
 var errPeerGone = errors.New("the client is gone")
 
@@ -226,17 +230,18 @@ func (c *conn) enqueue(ctx context.Context, sl slot) error {
 // write answers requests in order until there are no more or the connection breaks. Responses that are ready together are
 // written together.
 func (c *conn) write(ctx context.Context) {
-	var out []byte
+	var out *[]byte // nil while there is nothing to write: idle connections hold no buffer
 	flush := func() bool {
-		if len(out) == 0 {
+		if out == nil {
 			return true
 		}
 		_ = c.net.SetWriteDeadline(time.Now().Add(c.srv.cfg.IdleTimeout))
-		_, err := c.net.Write(out)
-		out = out[:0]
-		if cap(out) > keepBuffer {
-			out = nil
+		_, err := c.net.Write(*out)
+		if cap(*out) <= keepBuffer {
+			*out = (*out)[:0]
+			buffers.Put(out)
 		}
+		out = nil
 		return err == nil
 	}
 	for {
@@ -254,7 +259,7 @@ func (c *conn) write(ctx context.Context) {
 			flush()
 			return
 		}
-		if sl.turn.ready == nil || !sl.turn.ready() || len(out) >= flushAt {
+		if sl.turn.ready == nil || !sl.turn.ready() || out != nil && len(*out) >= flushAt {
 			if !flush() {
 				return
 			}
@@ -270,7 +275,10 @@ func (c *conn) write(ctx context.Context) {
 			return
 		}
 		if resp != nil {
-			out = appendResponse(out, sl.call, resp)
+			if out == nil {
+				out = buffers.Get().(*[]byte)
+			}
+			*out = appendResponse(*out, sl.call, resp)
 		}
 		c.srv.cfg.Metrics.Request(sl.call.api.name, sl.call.version, sl.call.clientID, time.Since(sl.call.arrived))
 	}
