@@ -92,6 +92,13 @@ func TestTopics(t *testing.T) {
 	if got := ok(t, "", "config", "get", "topic", "orders", "-b", b); !strings.Contains(got, "max.message.bytes") {
 		t.Error(got)
 	}
+	if got := ok(t, "", "config", "set", "topic", "orders", "max.message.bytes=5000000", "retention.ms=1000", "-b", b); got != "changed orders\n" {
+		t.Error(got)
+	}
+	ok(t, "", "config", "unset", "topic", "orders", "retention.ms", "-b", b)
+	if got := ok(t, "", "config", "get", "topic", "orders", "-b", b); !strings.Contains(got, "5000000") || strings.Contains(got, "retention.ms") {
+		t.Error(got)
+	}
 	if got := ok(t, "", "cluster", "status", "-b", b); !strings.Contains(got, "2 topics, 14 partitions, 0 under-replicated") || !strings.Contains(got, "controller") {
 		t.Error(got)
 	}
@@ -178,7 +185,7 @@ func TestUsageErrors(t *testing.T) {
 		{"produce"}, {"produce", "-t", "t", "--acks", "2"}, {"produce", "-t", "t", "--compression", "rar"}, {"produce", "-t", "t", "--key", "hash"},
 		{"produce", "-t", "t", "-b", ","}, {"consume"}, {"consume", "-t", "t", "--offset", "-3"}, {"consume", "-t", "t", "--offset", "@yesterday"},
 		{"consume", "-t", "t", "--format", "xml"}, {"topic", "create"}, {"topic", "alter", "t"}, {"topic", "create", "t", "--config", "novalue"},
-		{"config", "get", "user", "u"}, {"config", "get", "broker", "b"}, {"version", "-o", "yaml"}, {"dev", "--nodes", "0"}, {"topic", "list", "--nonsense"},
+		{"config", "get", "user", "u"}, {"config", "get", "broker", "b"}, {"config", "set", "topic", "t", "novalue"}, {"config", "set", "broker", "1", "a=b"}, {"version", "-o", "yaml"}, {"dev", "--nodes", "0"}, {"topic", "list", "--nonsense"},
 		{"consume", "-t", "t", "--zookeeper", ",", "--group", "g"}, {"zk", "ls", "--zookeeper", ""},
 	} {
 		if r := run(t, "", args...); !errors.Is(r.failure, ErrUsage) {
