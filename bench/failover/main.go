@@ -1,6 +1,9 @@
 // Command failover measures how long producers stand still when a broker dies or freezes: a three-node barnabas on
 // loopback, an idempotent franz-go producer with acks=all whose metadata may be 50 ms old, SIGKILL and SIGSTOP of the Raft
 // leader and of another broker, in turn. Run it by `make bench-failover`.
+//
+// A frozen broker keeps its connections open, so a producer waits for it as long as it waits for any answer: 20 s by
+// franz-go's defaults, whatever the cluster does meanwhile. -patience is that time here, so that the cluster is measured.
 package main
 
 import (
@@ -41,6 +44,7 @@ func main() {
 func run() error {
 	bin := flag.String("bin", "bin/barnabas", "the barnabas binary")
 	runs := flag.Int("runs", 10, "runs of each kind")
+	patience := flag.Duration("patience", time.Second, "how long the producer waits for an answer before it asks elsewhere")
 	base := flag.Int("port", 23000, "first of 40 free ports")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -50,7 +54,7 @@ func run() error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	c, err := start(ctx, *bin, dir, *base)
+	c, err := start(ctx, *bin, dir, *base, *patience)
 	if err != nil {
 		return err
 	}
@@ -102,7 +106,7 @@ type cluster struct {
 	turn     int
 }
 
-func start(ctx context.Context, bin, dir string, port int) (*cluster, error) {
+func start(ctx context.Context, bin, dir string, port int, patience time.Duration) (*cluster, error) {
 	args := []string{"dev", "--nodes", "3", "--dir", filepath.Join(dir, "cluster")}
 	for i, flag := range []string{"--kafka-port", "--zk-port", "--admin-port", "--cluster-port"} {
 		args = append(args, flag, strconv.Itoa(port+10*i)) // dev says so when one is taken
@@ -123,7 +127,7 @@ func start(ctx context.Context, bin, dir string, port int) (*cluster, error) {
 				seeds = append(seeds, n.Kafka)
 			}
 			if c.client, err = kgo.NewClient(kgo.SeedBrokers(seeds...), kgo.MetadataMinAge(50*time.Millisecond), kgo.RecordPartitioner(kgo.ManualPartitioner()),
-				kgo.ProducerLinger(0), kgo.RetryBackoffFn(func(int) time.Duration { return 50 * time.Millisecond })); err != nil {
+				kgo.ProducerLinger(0), kgo.ProduceRequestTimeout(patience/2), kgo.RequestTimeoutOverhead(patience/2), kgo.RetryBackoffFn(func(int) time.Duration { return 50 * time.Millisecond })); err != nil {
 				return nil, err
 			}
 			c.adm = kadm.NewClient(c.client)
