@@ -3,6 +3,7 @@ package partition
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // commitTick syncs the logs of leaders. It is self-clocked: a round syncs all that is dirty when it begins, in parallel; the
@@ -63,9 +64,11 @@ func (r *replica) sync() error {
 	if l == nil {
 		return ErrNotLeader
 	}
+	start := time.Now()
 	if _, err := l.Sync(); err != nil {
 		return r.checkDisk("sync", l, err)
 	}
+	r.m.deps.Synced(time.Since(start))
 	r.mu.Lock()
 	r.advanceLocked()
 	r.mu.Unlock()

@@ -115,7 +115,7 @@ type Peers interface {
 // MethodFetch is the name of the replica fetch on the cluster port.
 const MethodFetch = "replica.fetch"
 
-// Deps is what a Manager needs from the node. All are required but Logger, Clock and FS.
+// Deps is what a Manager needs from the node. All are required but Logger, Clock, FS and Synced.
 type Deps struct {
 	FS       vfs.FS       // default: the machine's
 	Clock    clock.Clock  // default: the machine's
@@ -125,6 +125,8 @@ type Deps struct {
 	Peers    Peers
 	// Lease returns the broker's lease as it is now.
 	Lease func() lease.Lease
+	// Synced, unless nil, is told how long each sync of a log took (barnabas_log_flush_seconds). Called from many goroutines.
+	Synced func(time.Duration)
 	// Self returns this broker and its incarnation; epoch 0 before it has registered. SelfChanged tells of a change.
 	Self func() (id.BrokerID, id.BrokerEpoch)
 }
@@ -135,6 +137,9 @@ func (d Deps) withDefaults() Deps {
 	}
 	if d.Clock == nil {
 		d.Clock = clock.System{}
+	}
+	if d.Synced == nil {
+		d.Synced = func(time.Duration) {}
 	}
 	if d.Logger == nil {
 		d.Logger = slog.New(slog.DiscardHandler)

@@ -193,8 +193,9 @@ type LogInfo struct {
 	Role    string // leading, following, idle, failed
 	Size    int64  // bytes of its segments
 	Lag     int64  // records that the replica knows to be behind: a follower's end below the high watermark
-	LogEnd  id.Offset
-	Failure error // why it stopped, or what it cannot serve; shows in JSON as its text
+	// LogStart, HighWatermark and LogEnd as this replica knows them, for reports and metrics: no promise to a consumer.
+	LogStart, HighWatermark, LogEnd id.Offset
+	Failure                         error // why it stopped, or what it cannot serve; shows in JSON as its text
 }
 
 // failure is an error that encodes as its text.
@@ -209,7 +210,7 @@ func (m *Manager) DescribeLogs() []LogInfo {
 		r.mu.Lock()
 		info := LogInfo{TopicPartition: r.tp, TopicID: r.topicID, Role: r.s.role.String()}
 		if l := r.s.log; l != nil {
-			info.Size, info.LogEnd = l.Size(), l.LogEnd()
+			info.Size, info.LogStart, info.HighWatermark, info.LogEnd = l.Size(), l.LogStart(), r.s.hw, l.LogEnd()
 			info.Lag = max(int64(r.s.hw-info.LogEnd), 0)
 		}
 		switch {

@@ -53,9 +53,11 @@ func (m *Manager) reconcile(ctx context.Context) {
 				m.reconcilePartition(v, tp)
 			}
 		})
-		if self, _ := m.deps.Self(); b.all && first && self != id.NoBroker && v.Index() > 0 && ctx.Err() == nil {
+		if self, _ := m.deps.Self(); b.all && self != id.NoBroker && v.Index() > 0 && ctx.Err() == nil {
 			m.reportUnknown(v)
-			close(m.ready)
+			if first {
+				close(m.ready)
+			}
 			first = false
 		}
 		if len(b.brokers) > 0 || b.all {
@@ -305,7 +307,9 @@ func (m *Manager) reportUnknown(v *state.View) {
 	for _, name := range names {
 		if why := m.whyUnknown(v, name); why != "" {
 			found = append(found, UnknownDirectory{name, why})
-			m.log.Warn("unknown directory is left alone", slog.String("directory", name), slog.String("why", why))
+			if !slices.Contains(m.unknown, UnknownDirectory{name, why}) { // only this goroutine writes it
+				m.log.Warn("unknown directory is left alone", slog.String("directory", name), slog.String("why", why))
+			}
 		}
 	}
 	m.mu.Lock()
