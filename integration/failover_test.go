@@ -76,10 +76,12 @@ func (l *load) fault(name string, cause, undo func()) {
 	cause()
 	l.producer.AwaitAcks(l.t, 300)
 	undo()
+	undone := time.Now()
 	l.awaitISR()
 	l.producer.AwaitAcks(l.t, 100)
 	stall := l.producer.Stall()
-	l.t.Logf("%s: longest wait for an ack %v", name, stall.Round(time.Millisecond))
+	l.t.Logf("%s: longest wait for an ack %v; all replicas in sync again %v after the fault ended", name, stall.Round(time.Millisecond),
+		time.Since(undone).Round(time.Millisecond))
 	if stall > stallLimit {
 		l.t.Errorf("%s: producers stood still for %v", name, stall)
 	}
@@ -88,12 +90,15 @@ func (l *load) fault(name string, cause, undo func()) {
 // verify ends the load and runs the checkers over a full read.
 func (l *load) verify() {
 	l.t.Helper()
+	started := time.Now()
 	if failed := l.producer.Stop(l.t); len(failed) > 0 {
 		l.t.Errorf("%d records failed, first: %v", len(failed), failed[0])
 	}
 	l.awaitISR()
+	stopped := time.Now()
 	final := harness.ReadAll(l.t, l.Brokers(), l.topic, "final")
-	l.t.Logf("%d records acked, %d read", l.producer.Acked(), len(final))
+	l.t.Logf("%d records acked, %d read; stopping took %v, reading %v", l.producer.Acked(), len(final), stopped.Sub(started).Round(time.Millisecond),
+		time.Since(stopped).Round(time.Millisecond))
 	l.history.Fail(l.t, final, append(append(check.NoLoss(l.history.Acks(), final), check.NoDuplicate(final)...),
 		check.OffsetUnique(l.history.Acks(), final)...))
 }
@@ -146,7 +151,7 @@ func TestCutLeaders(t *testing.T) {
 		l.fault(fmt.Sprintf("node %d cut off (Raft leader: %v)", n.ID, controller), func() { l.Net.Isolate(n.Name, others...) }, l.Net.Heal)
 	}
 	n := l.leader(true)
-	victim := l.Nodes[r.IntN(len(l.Nodes))]
+	victim := l.Nodes[(n.ID+r.IntN(len(l.Nodes)-1))%len(l.Nodes)] // any but n, whose index is n.ID-1
 	l.fault(fmt.Sprintf("bytes from node %d to the Raft leader %d cut", victim.ID, n.ID), func() { l.Net.Cut(victim.Name, n.Name) }, l.Net.Heal)
 	l.fault("every link late", func() {
 		for _, a := range l.Nodes {
