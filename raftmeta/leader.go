@@ -244,5 +244,6 @@ func (n *Node) Handlers() map[string]Handler {
 		MethodRaw:     n.handleRaw,
 		MethodProve:   n.handleProve,
 		MethodJoin:    n.handleJoin,
+		MethodPromise: n.handlePromise,
 	}
 }

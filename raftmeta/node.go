@@ -51,8 +51,11 @@ type Node struct {
 	err     error
 	failed  chan struct{}
 
-	prover prover
-	voter  voterMemory
+	prover   prover
+	voter    voterMemory
+	promises promises
+
+	succeeding bool // guarded by mu: succeed runs
 }
 
 // instance is one raft.Raft; an installed snapshot may make a second one necessary.
