@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -377,5 +378,53 @@ func TestZooKeeperVerbs(t *testing.T) {
 		if got := ok(t, "", "consume", "-z", zk.Addr+"/k", "-g", "g", "-t", "t", "--from-beginning", "-n", n); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
+	}
+}
+
+// A Ctrl-C gives what was read to the broker before it ends.
+func TestInterruptedProduceKeepsWhatItHasRead(t *testing.T) {
+	b := fake(t)
+	in, feed := io.Pipe()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var errs bytes.Buffer
+	root := New(Streams{In: in, Out: io.Discard, Err: &errs}, "")
+	acks := filepath.Join(t.TempDir(), "acks")
+	root.SetArgs([]string{"produce", "-b", b, "-t", "t", "--acks-file", acks})
+	done := make(chan error, 1)
+	go func() { done <- root.ExecuteContext(ctx) }()
+	if _, err := io.WriteString(feed, "one\ntwo\n"); err != nil {
+		t.Fatal(err)
+	}
+	testtool.Eventually(t, time.Minute, func() error {
+		if text, err := os.ReadFile(acks); err != nil || strings.Count(string(text), "\n") != 2 {
+			return fmt.Errorf("acks: %q %v", text, err)
+		}
+		return nil
+	})
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	feed.Close() // ends the reader, as the end of the process does
+	if !strings.Contains(errs.String(), "2 lines written, 0 failed") {
+		t.Error(errs.String())
+	}
+}
+
+func TestUnknownTopic(t *testing.T) {
+	b := fake(t)
+	r := run(t, "", "consume", "-b", b, "-t", "nowhere", "-e")
+	if r.failure == nil || !strings.Contains(r.failure.Error(), "offsets of topic nowhere: UNKNOWN_TOPIC_OR_PARTITION") {
+		t.Errorf("%v", r.failure)
+	}
+	ok(t, "", "topic", "create", "t", "-b", b, "-p", "3", "-r", "1")
+	r = run(t, "", "consume", "-b", b, "-t", "t", "-p", "3", "-e")
+	if r.failure == nil || r.failure.Error() != "topic t has no partition 3; it has 0 to 2" {
+		t.Errorf("%v", r.failure)
+	}
+	r = run(t, "", "consume", "-b", b, "-t", "t", "-p", "0", "--offset", "7", "-e")
+	if r.failure == nil || r.failure.Error() != "partition 0 of t has offsets 0 to 0: 7 is not among them" {
+		t.Errorf("%v", r.failure)
 	}
 }
