@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
@@ -112,4 +113,29 @@ func TestKeepTopics(t *testing.T) {
 		t.Fatal(m)
 	}
 	a.must(jute.OpExists, &jute.PathWatch{Path: "/brokers/topics/t/partitions/0/state"})
+}
+
+// mute is a metadata log without a leader.
+type mute struct{ *foldNode }
+
+func (m mute) Propose(ctx context.Context, _ *statepb.Command) (*statepb.Result, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// Without a leader nobody is told that a session is over, nor given one: the connection is closed, soon.
+func TestNoLeader(t *testing.T) {
+	n := newFold(t, 1).node(t, 0)
+	b, err := zkcompat.NewStateBackend(zkcompat.StateConfig{Proposer: mute{n}, Views: n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.b = b
+	_, addr := serve(t, b, func(c *zkcompat.Config) { c.ConnectTimeout = 200 * time.Millisecond })
+	for _, session := range []int64{0, 0x1234} {
+		c := dialRaw(t, addr)
+		if err := c.handshake(jute.ConnectRequest{TimeoutMs: 6000, SessionID: session, Password: make([]byte, 16)}); err == nil {
+			t.Fatalf("session 0x%x: answered %+v", session, c.resp)
+		}
+	}
 }
