@@ -19,6 +19,7 @@ const (
 	MethodForward = "raft.forward" // a batch of a lane; the answer says only whether the leader took it
 	MethodRaw     = "raft.raw"     // one command without a lane; the answer is its Result
 	MethodProve   = "raft.prove"   // is your term still mine
+	MethodPromise = "raft.promise" // let me follow a dead leader
 	MethodJoin    = "raft.join"    // take me in; also for nodes that know no cluster id yet
 )
 

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
@@ -171,6 +172,11 @@ func (h *faultHistory) disturb(c *testCluster, rng *rand.Rand, stop chan struct{
 	switch rng.IntN(6) {
 	case 0: // a node dies and comes back, often behind a snapshot
 		c.stop(x)
+		if rng.IntN(2) == 0 {
+			for _, n := range c.up() {
+				n.LeaderIsDead(id.DirectoryID(x))
+			}
+		}
 		pause(50, 900)
 		h.restarts++
 		h.drive(c, c.start(x, nil), stop, wg)
@@ -180,6 +186,9 @@ func (h *faultHistory) disturb(c *testCluster, rng *rand.Rand, stop chan struct{
 		cancel()
 	case 2, 3:
 		c.m.isolate(x, c.ids)
+		if rng.IntN(3) == 0 { // a false proof costs a term at most
+			c.node(c.ids[rng.IntN(3)]).LeaderIsDead(id.DirectoryID(x))
+		}
 		pause(100, 900)
 		c.m.heal()
 	case 4:

@@ -14,9 +14,6 @@ import (
 	"github.com/barnabas-mq/barnabas/internal/id"
 )
 
-// MethodPromise asks a voter to let the asker follow a dead leader; see Node.LeaderIsDead.
-const MethodPromise = "raft.promise"
-
 const (
 	promiseRound   = 100 * time.Millisecond // all promises of a round come within
 	promiseHolds   = time.Second            // and bind a voter for so long
