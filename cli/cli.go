@@ -71,7 +71,7 @@ func New(s Streams, version string) *cobra.Command {
 	})
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "text", "text or json")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
-	root.AddCommand(a.devCommand(), a.topicCommand(), a.produceCommand(), a.consumeCommand(), a.clusterCommand(), a.zkCommand(),
+	root.AddCommand(a.devCommand(), a.topicCommand(), a.produceCommand(), a.consumeCommand(), a.groupCommand(), a.clusterCommand(), a.zkCommand(),
 		a.configCommand(), a.versionCommand())
 	markArgErrors(root)
 	return root
