@@ -234,6 +234,7 @@ func TestChaos(t *testing.T) {
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	c := newCluster(t, 3, Config{ReplicaLagMax: 200 * time.Millisecond, RetryFailed: 50 * time.Millisecond, SegmentBytes: 20_000})
+	c.flaky.Store(true)
 	slow := func(op vfs.Op) error {
 		if op.Kind == vfs.OpSync {
 			time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond)

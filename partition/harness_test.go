@@ -32,6 +32,7 @@ type cluster struct {
 	st      *state.State
 	index   id.Index
 	brokers map[id.BrokerID]*broker
+	flaky   atomic.Bool // the outcome of some proposals is unknown
 }
 
 // broker is one node: its disk outlives its incarnations.
@@ -129,7 +130,15 @@ func (b *broker) Propose(ctx context.Context, cmd *statepb.Command) (*statepb.Re
 	if !b.up.Load() || b.isLagging() {
 		return nil, errors.New("no quorum")
 	}
-	return b.c.do(proto.Clone(cmd).(*statepb.Command)), nil
+	flaky := b.c.flaky.Load()
+	if flaky && rand.IntN(10) == 0 {
+		return nil, errors.New("not proposed, and the proposer cannot know")
+	}
+	res := b.c.do(proto.Clone(cmd).(*statepb.Command))
+	if flaky && rand.IntN(10) == 0 {
+		return nil, errors.New("applied, and the proposer cannot know")
+	}
+	return res, nil
 }
 
 func (b *broker) isLagging() bool {

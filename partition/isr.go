@@ -18,6 +18,7 @@ type isrChange struct {
 	base   id.PartitionEpoch // the row it was decided on
 	isr    []id.BrokerID
 	epochs []id.BrokerEpoch // of isr; 0: not checked
+	waited bool             // earlier leaders were waited out, which the row does not say yet
 }
 
 // proposeTimeout bounds one attempt. A proposer's retries and the lane settle the command; this only frees the goroutine.
@@ -88,11 +89,14 @@ func (r *replica) considerISRLocked(now time.Duration) {
 		}
 		isr = append(isr, b)
 	}
-	if slices.Equal(isr, r.s.isr) {
+	_, no := r.rightLocked(now)
+	row := r.row.Load()
+	waited := no == nil && row.Epoch == r.s.rowEpoch && row.GraceNeeded
+	if slices.Equal(isr, r.s.isr) && !waited {
 		return
 	}
 	self, selfEpoch := r.m.deps.Self()
-	c := &isrChange{base: r.s.rowEpoch, isr: isr}
+	c := &isrChange{base: r.s.rowEpoch, isr: isr, waited: waited}
 	for _, b := range isr {
 		e := selfEpoch
 		if b != self {
@@ -139,7 +143,7 @@ func (m *Manager) proposeOnce(ctx context.Context, r *replica, epoch id.LeaderEp
 	self, selfEpoch := m.deps.Self()
 	cmd := &statepb.AlterPartition{
 		TopicId: r.topicID[:], Partition: r.tp.Partition, Broker: int32(self), BrokerEpoch: uint64(selfEpoch),
-		LeaderEpoch: int32(epoch), PartitionEpoch: int32(c.base),
+		LeaderEpoch: int32(epoch), PartitionEpoch: int32(c.base), Waited: c.waited,
 	}
 	for i, b := range c.isr {
 		cmd.Isr = append(cmd.Isr, int32(b))

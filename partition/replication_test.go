@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/internal/lease"
 	"github.com/barnabas-mq/barnabas/internal/vfs"
 	"github.com/barnabas-mq/barnabas/partition/record"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
@@ -567,4 +568,69 @@ func TestFailoverWaitsForNothing(t *testing.T) {
 	if slow > rounds/4 { // a busy machine has its moments
 		t.Errorf("%d of %d fail-overs took as long as a poll", slow, rounds)
 	}
+}
+
+// Losing the Raft leader does not stop the data: fetches keep the right to serve, and without them it ends.
+func TestFetchesReplaceTheLease(t *testing.T) {
+	c := newCluster(t, 3, Config{}) // ReplicaLagMax 10 s: the ISR stays
+	c.createTopic("t", 1, []int32{1, 2, 3})
+	b := c.leader("t", 0)
+	mustProduce(t, b, "t", 0, "a")
+	for _, b := range c.brokers {
+		b.leased.Store(false)
+	}
+	for i := range 20 {
+		mustProduce(t, b, "t", 0, "x")
+		res := b.m.Fetch(context.Background(), &FetchRequest{Version: 12, MinBytes: 1, MaxWait: 100 * time.Millisecond, MaxBytes: 1 << 20,
+			Items: []FetchItem{{Topic: "t", Offset: 2 + id.Offset(i), LeaderEpoch: -1, MaxBytes: 1 << 20}}})[0] // idle: followers are parked
+		if res.Err != nil {
+			t.Fatalf("without the broker's lease, after %d polls: %v", i, res.Err)
+		}
+	}
+	c.brokers[3].cut.Store(id.BrokerID(1), struct{}{})
+	eventually(t, "the right to end with the fetches of one member", func() bool {
+		return errors.Is(b.fetch("t", 0, 0).Err, ErrNotLeader)
+	})
+	if res := b.produce("t", 0, 1, 0, batchOf(t, "y")); res.Err != nil {
+		t.Errorf("writes need no lease: %v", res.Err)
+	}
+	c.brokers[3].cut.Delete(id.BrokerID(1))
+	c.leader("t", 0)
+	// The last of an ISR serves whatever happens: nobody else can be elected.
+	for _, b := range c.brokers {
+		b.leased.Store(true)
+	}
+	for _, f := range []id.BrokerID{2, 3} {
+		c.brokers[f].stop()
+		c.fence(f, true)
+	}
+	b.leased.Store(false)
+	eventually(t, "the rows to be adopted", func() bool { return b.fetch("t", 0, 0).Err == nil })
+	time.Sleep(lease.Duration)
+	if res := b.fetch("t", 0, 0); res.Err != nil {
+		t.Errorf("the last of the ISR: %v", res.Err)
+	}
+}
+
+// A poll at a new leader that waits for the old one's lease is parked, not refused, and answered when the wait ends.
+func TestPollWaitsOutTheGrace(t *testing.T) {
+	c := newCluster(t, 2, Config{MinISR: 1, ReplicaLagMax: 300 * time.Millisecond})
+	c.createTopic("t", 1, []int32{1, 2})
+	mustProduce(t, c.leader("t", 0), "t", 0, "a")
+	c.brokers[1].lag(true)
+	c.elect("t", 0, 2)
+	next := c.brokers[2]
+	r := next.m.find(id.TopicPartition{Topic: "t"})
+	eventually(t, "the new leader", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.s.role == leading
+	})
+	start := time.Now()
+	res := next.m.Fetch(context.Background(), &FetchRequest{Version: 12, MinBytes: 1, MaxWait: 20 * time.Second, MaxBytes: 1 << 20,
+		Items: []FetchItem{{Topic: "t", LeaderEpoch: -1, MaxBytes: 1 << 20}}})[0]
+	if took := time.Since(start); res.Err != nil || len(res.Records) == 0 || took < time.Second || took > 15*time.Second {
+		t.Errorf("%+v after %v", res, took)
+	}
+	c.fence(1, true)
 }
