@@ -44,6 +44,7 @@ type Config struct {
 	Listen  string // host:port; port 0 lets the system choose
 	Node    Node
 	Metrics prometheus.Gatherer
+	Routes  map[string]http.HandlerFunc // more routes, by pattern; nil: none
 	Log     *slog.Logger
 }
 
@@ -77,6 +78,9 @@ func (c *Console) Start() error {
 	mux.HandleFunc("POST /v1/cluster/init", c.init)
 	mux.HandleFunc("POST /v1/cluster/level", c.level)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(c.cfg.Metrics, promhttp.HandlerOpts{}))
+	for pattern, h := range c.cfg.Routes {
+		mux.HandleFunc(pattern, h)
+	}
 	c.ln = ln
 	c.srv = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	go func() {

@@ -19,6 +19,7 @@ import (
 type identity struct {
 	Directory id.DirectoryID // the Raft server id; made with the directory
 	ClusterID string         // "" until the directory belongs to a cluster
+	Unsynced  bool           // a run acknowledged what was only in the page cache (flush.on.ack=false)
 }
 
 // dataDir is an opened data directory: locked, with its identity.
@@ -27,6 +28,8 @@ type dataDir struct {
 	path string
 	lock io.Closer
 	identity
+	// keepsLog: whatever earlier runs acknowledged is on this disk, for they synced it first.
+	keepsLog bool
 }
 
 func (d *dataDir) raft() string       { return filepath.Join(d.path, "raft") }
@@ -103,11 +106,24 @@ func (d *dataDir) joined(clusterID string) error {
 	return d.save()
 }
 
+// acksAre notes how this run acknowledges, before it does, so that the next one knows what its disk is worth.
+func (d *dataDir) acksAre(unsynced bool) error {
+	d.keepsLog = !d.Unsynced
+	if d.Unsynced == unsynced {
+		return nil
+	}
+	d.Unsynced = unsynced
+	return d.save()
+}
+
 func (d *dataDir) save() error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "version=1\ndirectory.id=%s\n", d.Directory)
 	if d.ClusterID != "" {
 		fmt.Fprintf(&b, "cluster.id=%s\n", d.ClusterID)
+	}
+	if d.Unsynced {
+		b.WriteString("unsynced.acks=true\n")
 	}
 	if err := vfs.WriteFileAtomic(d.fs, d.metaFile(), b.Bytes()); err != nil {
 		return fmt.Errorf("data directory: %w", err)
@@ -125,6 +141,8 @@ func parseMeta(b []byte) (identity, error) {
 			i.Directory = id.DirectoryID(value)
 		case "cluster.id":
 			i.ClusterID = value
+		case "unsynced.acks":
+			i.Unsynced = value == "true"
 		case "version":
 			if value != "1" {
 				return i, fmt.Errorf("version %q, this build reads 1", value)

@@ -28,6 +28,21 @@ func TestIdentitySurvivesARestart(t *testing.T) {
 	}
 }
 
+// A run without synced acks makes the next one's disk doubtful, also over a kill; a run with them makes it good again.
+func TestUnsyncedAcksAreRemembered(t *testing.T) {
+	fs := vfs.NewMem(time.Now)
+	for i, run := range []struct{ unsynced, keeps bool }{{false, true}, {true, true}, {true, false}, {false, false}, {false, true}} {
+		d, err := openDataDir(fs, "/data", identity{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.acksAre(run.unsynced); err != nil || d.keepsLog != run.keeps {
+			t.Fatalf("run %d: keeps %v, want %v (%v)", i, d.keepsLog, run.keeps, err)
+		}
+		fs = fs.CrashClone(rand.New(rand.NewPCG(1, 2)), vfs.Crash{})
+	}
+}
+
 func TestIdentityRefusals(t *testing.T) {
 	for name, c := range map[string]struct {
 		files map[string]string

@@ -95,6 +95,9 @@ func assemble(cfg config.Config, log *slog.Logger) (_ *node, err error) {
 			n.dir.close()
 		}
 	}()
+	if err := n.dir.acksAre(!cfg.Log.FlushOnAck); err != nil {
+		return nil, err
+	}
 	n.cluster, err = cluster.New(cluster.Config{
 		Listen: cfg.ClusterListen, Advertise: cfg.ClusterAdvertise, Directory: n.dir.Directory, ClusterID: cmp.Or(n.dir.ClusterID, cfg.ClusterID),
 		Incarnation: incarnation(), Version: cfg.Version, MinLevel: state.MinLevel, MaxLevel: state.MaxLevel, Logger: log.With("room", "cluster"),
@@ -134,7 +137,7 @@ func (n *node) assembleRooms() (err error) {
 		Caller: n.cluster, Leaders: leaders{n.raft}, Views: n.raft, Log: log.With("room", "groupcoord"),
 	})
 	n.zkState, err = zkcompat.NewStateBackend(zkcompat.StateConfig{
-		Proposer: n.raft, Views: n.raft, Coordinator: n.client, Broker: func() id.BrokerID { b, _ := n.selfEpoch(); return b },
+		Proposer: n.raft, Views: n.raft, Coordinator: n.client, Broker: func() id.BrokerID { b, _ := n.selfEpoch(); return b }, KeepTopics: !cfg.Topics.Delete,
 		Log: log.With("room", "zkcompat"),
 	})
 	if err != nil {
@@ -147,7 +150,7 @@ func (n *node) assembleRooms() (err error) {
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		console.StateMetrics{View: n.raft.View})
 	if cfg.AdminListen != "" {
-		n.console = console.New(console.Config{Listen: cfg.AdminListen, Node: n, Metrics: metrics, Log: log.With("room", "console")})
+		n.console = console.New(console.Config{Listen: cfg.AdminListen, Node: n, Metrics: metrics, Routes: n.routes(), Log: log.With("room", "console")})
 	}
 	return nil
 }

@@ -82,7 +82,7 @@ func (n *node) registerOnce(ctx context.Context) (*registration, error) {
 func (n *node) registration() (*statepb.Command, error) {
 	r := &statepb.RegisterBroker{
 		DirectoryId: string(n.dir.Directory), Nonce: newUUID(), WantedId: int32(n.cfg.NodeID), MinLevel: state.MinLevel, MaxLevel: state.MaxLevel,
-		Build: n.cfg.Version,
+		Build: n.cfg.Version, KeepsLog: n.dir.keepsLog,
 	}
 	for _, l := range orderedListeners(n.cfg) {
 		r.Endpoints = append(r.Endpoints, &statepb.Endpoint{Listener: l.Name, Host: l.Host, Port: int32(l.Port)})

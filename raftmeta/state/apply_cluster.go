@@ -110,7 +110,7 @@ func (s *State) registerBroker(c *statepb.RegisterBroker) *statepb.Result {
 	if old != nil {
 		delete(s.lanes, uint64(old.Epoch))
 		if old.Liveness == Live {
-			s.handOver(bid, zx, true)
+			s.handOver(bid, zx, true, c.KeepsLog && old.Directory == b.Directory)
 		}
 		if old.Directory != b.Directory {
 			s.forgetReplica(bid, zx)
@@ -177,7 +177,7 @@ func (s *State) fenceBroker(c *statepb.FenceBroker) *statepb.Result {
 	s.brokers.put(keyU32(uint32(b.ID)), &b)
 	delete(s.lanes, uint64(b.Epoch))
 	zx := s.zxid()
-	s.handOver(b.ID, zx, c.Proven || c.Left)
+	s.handOver(b.ID, zx, c.Proven || c.Left, false)
 	s.changed(Change{Kind: BrokerFenced, ZXID: zx, Broker: b.ID})
 	if c.Left {
 		s.setBrokerVisible(&statepb.SetBrokerVisible{Broker: c.Broker, Epoch: c.Epoch})

@@ -213,6 +213,9 @@ func (s *State) alterPartition(c *statepb.AlterPartition) *statepb.Result {
 	if !slices.Contains(p.ISR, p.Leader) {
 		return s.refuse(statepb.Code_INVALID, "%s-%d: the ISR lacks its leader", t.Name, c.Partition)
 	}
+	if c.Waited {
+		p.GraceNeeded = false
+	}
 	zx := s.zxid()
 	s.putPartition(t, c.Partition, &p, zx)
 	return &statepb.Result{Zxid: int64(zx), Epoch: uint64(p.Epoch)}
@@ -257,25 +260,29 @@ func (s *State) electLeader(e *statepb.Election) *statepb.Result {
 	return &statepb.Result{Epoch: uint64(p.Epoch)}
 }
 
-// lead makes a broker the leader. resigned: the one before it has stopped for certain.
+// lead makes a broker the leader. resigned: the one before it has stopped for certain. That says nothing about the ones before
+// that, which it may not have waited out: a grace stays until a leader says that it has.
 func (s *State) lead(p *Partition, to id.BrokerID, resigned bool) {
-	if p.Leader != id.NoBroker {
-		p.GraceNeeded = !resigned
+	if p.Leader != id.NoBroker && !resigned {
+		p.GraceNeeded = true
 	}
 	p.Leader = to
 	p.LeaderEpoch++
 }
 
 // handOver takes a broker that is gone out of every ISR and moves what it led to the first live replica of the ISR. The
-// last of an ISR stays in it: nobody else may lead until it returns.
-func (s *State) handOver(gone id.BrokerID, zx id.ZXID, proven bool) {
+// last of an ISR stays in it: nobody else may lead until it returns. returned: the broker is only restarted and has its
+// log; it stays in the ISRs (all brokers may restart at once, and those elected meanwhile may be dead too), and leads on,
+// at a new epoch, where nobody else can.
+func (s *State) handOver(gone id.BrokerID, zx id.ZXID, proven, returned bool) {
 	s.eachPartition(func(t *Topic, n int32, old *Partition) {
 		in := slices.Contains(old.ISR, gone)
-		if !in && old.Leader != gone {
+		leaves := in && len(old.ISR) > 1 && !returned
+		if !leaves && old.Leader != gone {
 			return
 		}
 		p := *old
-		if in && len(p.ISR) > 1 {
+		if leaves {
 			p.ISR = slices.DeleteFunc(slices.Clone(p.ISR), func(b id.BrokerID) bool { return b == gone })
 		}
 		if p.Leader == gone {

@@ -1403,6 +1403,7 @@ type RegisterBroker struct {
 	Admin         *Endpoint              `protobuf:"bytes,9,opt,name=admin,proto3" json:"admin,omitempty"`
 	Rack          string                 `protobuf:"bytes,10,opt,name=rack,proto3" json:"rack,omitempty"`
 	Build         string                 `protobuf:"bytes,11,opt,name=build,proto3" json:"build,omitempty"`
+	KeepsLog      bool                   `protobuf:"varint,12,opt,name=keeps_log,json=keepsLog,proto3" json:"keeps_log,omitempty"` // its disk holds all that earlier incarnations acknowledged: it stays in the ISRs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1512,6 +1513,13 @@ func (x *RegisterBroker) GetBuild() string {
 		return x.Build
 	}
 	return ""
+}
+
+func (x *RegisterBroker) GetKeepsLog() bool {
+	if x != nil {
+		return x.KeepsLog
+	}
+	return false
 }
 
 type FenceBroker struct {
@@ -1953,6 +1961,7 @@ type AlterPartition struct {
 	PartitionEpoch int32                  `protobuf:"varint,6,opt,name=partition_epoch,json=partitionEpoch,proto3" json:"partition_epoch,omitempty"`
 	Isr            []int32                `protobuf:"varint,7,rep,packed,name=isr,proto3" json:"isr,omitempty"`
 	IsrEpochs      []uint64               `protobuf:"varint,8,rep,packed,name=isr_epochs,json=isrEpochs,proto3" json:"isr_epochs,omitempty"` // broker epochs of isr, 0: do not check (KIP-903)
+	Waited         bool                   `protobuf:"varint,9,opt,name=waited,proto3" json:"waited,omitempty"`                               // the leader has waited out every earlier one: ends the partition's grace
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2041,6 +2050,13 @@ func (x *AlterPartition) GetIsrEpochs() []uint64 {
 		return x.IsrEpochs
 	}
 	return nil
+}
+
+func (x *AlterPartition) GetWaited() bool {
+	if x != nil {
+		return x.Waited
+	}
+	return false
 }
 
 type ElectLeaders struct {
@@ -3804,7 +3820,7 @@ const file_state_proto_rawDesc = "" +
 	"\bEndpoint\x12\x1a\n" +
 	"\blistener\x18\x01 \x01(\tR\blistener\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x12\n" +
-	"\x04port\x18\x03 \x01(\x05R\x04port\"\xaa\x03\n" +
+	"\x04port\x18\x03 \x01(\x05R\x04port\"\xc7\x03\n" +
 	"\x0eRegisterBroker\x12!\n" +
 	"\fdirectory_id\x18\x01 \x01(\tR\vdirectoryId\x12\x14\n" +
 	"\x05nonce\x18\x02 \x01(\tR\x05nonce\x12\x1b\n" +
@@ -3817,7 +3833,8 @@ const file_state_proto_rawDesc = "" +
 	"\x05admin\x18\t \x01(\v2\x1b.barnabas.state.v1.EndpointR\x05admin\x12\x12\n" +
 	"\x04rack\x18\n" +
 	" \x01(\tR\x04rack\x12\x14\n" +
-	"\x05build\x18\v \x01(\tR\x05build\"\x7f\n" +
+	"\x05build\x18\v \x01(\tR\x05build\x12\x1b\n" +
+	"\tkeeps_log\x18\f \x01(\bR\bkeepsLog\"\x7f\n" +
 	"\vFenceBroker\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\x05R\x06broker\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x12\n" +
@@ -3848,7 +3865,7 @@ const file_state_proto_rawDesc = "" +
 	"\x10CreatePartitions\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\x05R\x04from\x12?\n" +
-	"\vassignments\x18\x03 \x03(\v2\x1d.barnabas.state.v1.AssignmentR\vassignments\"\x81\x02\n" +
+	"\vassignments\x18\x03 \x03(\v2\x1d.barnabas.state.v1.AssignmentR\vassignments\"\x99\x02\n" +
 	"\x0eAlterPartition\x12\x19\n" +
 	"\btopic_id\x18\x01 \x01(\fR\atopicId\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x16\n" +
@@ -3858,7 +3875,8 @@ const file_state_proto_rawDesc = "" +
 	"\x0fpartition_epoch\x18\x06 \x01(\x05R\x0epartitionEpoch\x12\x10\n" +
 	"\x03isr\x18\a \x03(\x05R\x03isr\x12\x1d\n" +
 	"\n" +
-	"isr_epochs\x18\b \x03(\x04R\tisrEpochs\"I\n" +
+	"isr_epochs\x18\b \x03(\x04R\tisrEpochs\x12\x16\n" +
+	"\x06waited\x18\t \x01(\bR\x06waited\"I\n" +
 	"\fElectLeaders\x129\n" +
 	"\telections\x18\x01 \x03(\v2\x1b.barnabas.state.v1.ElectionR\telections\"\x96\x01\n" +
 	"\bElection\x12\x19\n" +
