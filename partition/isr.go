@@ -42,7 +42,7 @@ func (m *Manager) brokerEpoch(b id.BrokerID) id.BrokerEpoch {
 
 // noteFetchLocked takes in what a follower's fetch says, at its receipt: it has synced everything below offset, of the epoch
 // that the caller has checked.
-func (r *replica) noteFetchLocked(from lease.Member, offset, logStart id.Offset, stamp time.Duration, stamped bool, now time.Duration) {
+func (r *replica) noteFetchLocked(from lease.Member, offset id.Offset, stamp time.Duration, stamped bool, now time.Duration) {
 	f, ok := r.s.lead.remotes[from.Broker]
 	if !ok || from.Epoch < f.epoch {
 		return // not a replica, or a dead incarnation
@@ -58,7 +58,7 @@ func (r *replica) noteFetchLocked(from lease.Member, offset, logStart id.Offset,
 	case f.fetched != 0 && offset >= f.fetchedEnd:
 		f.caughtUp, f.everCaughtUp = max(f.caughtUp, f.fetched), true
 	}
-	f.epoch, f.end, f.logStart, f.fetched, f.fetchedEnd = from.Epoch, offset, logStart, now, end
+	f.epoch, f.end, f.fetched, f.fetchedEnd = from.Epoch, offset, now, end
 	r.advanceLocked()
 	r.considerISRLocked(now)
 }

@@ -95,8 +95,7 @@ type leadState struct {
 type remote struct {
 	epoch        id.BrokerEpoch // of its last fetch; 0 before the first
 	end          id.Offset      // what it has, synced; -1: unknown
-	logStart     id.Offset
-	caughtUp     time.Duration // Boot time at which it last had all; valid if everCaughtUp
+	caughtUp     time.Duration  // Boot time at which it last had all; valid if everCaughtUp
 	everCaughtUp bool
 	fetched      time.Duration // of its last fetch
 	fetchedEnd   id.Offset     // our log end then
@@ -105,13 +104,10 @@ type remote struct {
 
 // leaderAt returns the open log if the replica leads and nothing newer is known. epoch is the caller's idea of the leader
 // epoch, -1 for none (KIP-320).
-func (r *replica) leaderAt(epoch id.LeaderEpoch) (*log.Log, id.LeaderEpoch, error) {
+func (r *replica) leaderAt(epoch id.LeaderEpoch) (*log.Log, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.leadsLocked(epoch); err != nil {
-		return nil, 0, err
-	}
-	return r.s.log, r.s.epoch, nil
+	return r.s.log, r.leadsLocked(epoch)
 }
 
 // leadsLocked checks role and epochs.

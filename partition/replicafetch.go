@@ -152,7 +152,7 @@ func (f *replicaFetch) arrive() {
 			offset := id.Offset(it.ask.FetchOffset)
 			r.s.lead.remotes[f.from.Broker].leaving = hasTag(&it.ask.UnknownTags, tagLeave)
 			if _, diverged := divergence(r.s.log, id.LeaderEpoch(it.ask.LastFetchedEpoch), offset); !diverged && offset <= r.s.log.LogEnd() {
-				r.noteFetchLocked(f.from, offset, id.Offset(it.ask.LogStartOffset), f.stamp, f.stamped, now)
+				r.noteFetchLocked(f.from, offset, f.stamp, f.stamped, now)
 			} else {
 				r.s.lead.right.Fetched(f.from, f.stamp, f.stamped, now)
 			}
@@ -199,7 +199,7 @@ func (f *replicaFetch) readItem(it *replicaItem, out *kmsg.FetchResponseTopicPar
 		return it.err
 	}
 	r := it.r
-	l, _, err := r.leaderAt(id.LeaderEpoch(it.ask.CurrentLeaderEpoch))
+	l, err := r.leaderAt(id.LeaderEpoch(it.ask.CurrentLeaderEpoch))
 	if err != nil {
 		return err
 	}
