@@ -50,6 +50,7 @@ type Config struct {
 	Topics  Topics
 	Log     Log
 	Network Network
+	Groups  Groups
 
 	// Notes are the keys that were given and are not honoured, sorted by key.
 	Notes []Note
@@ -100,6 +101,13 @@ type Network struct {
 	SendBuffer, ReceiveBuffer int // socket.*.buffer.bytes; -1: the system's default
 	RequestMaxBytes           int // socket.request.max.bytes: the largest frame accepted
 	ReplicaFetchMaxBytes      int // replica.fetch.max.bytes per partition; the first batch is always returned
+}
+
+// Groups holds limits of group members that join over the Kafka protocol.
+type Groups struct {
+	InitialRebalanceDelay time.Duration // group.initial.rebalance.delay.ms
+	MinSessionTimeout     time.Duration // group.min.session.timeout.ms
+	MaxSessionTimeout     time.Duration // group.max.session.timeout.ms
 }
 
 // Note names a key that has no effect, and why.

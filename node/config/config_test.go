@@ -48,6 +48,7 @@ func TestNothingGiven(t *testing.T) {
 		Log: Log{SegmentBytes: 1 << 30, RollAfter: 168 * time.Hour, IndexIntervalBytes: 4096, MessageMaxBytes: 1048588,
 			RetentionTime: 168 * time.Hour, RetentionBytes: Unlimited, FlushOnAck: true},
 		Network: Network{SendBuffer: -1, ReceiveBuffer: -1, RequestMaxBytes: 104857600, ReplicaFetchMaxBytes: 1048576},
+		Groups:  Groups{InitialRebalanceDelay: 3 * time.Second, MinSessionTimeout: 6 * time.Second, MaxSessionTimeout: 30 * time.Minute},
 	}
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got  %+v\nwant %+v", c, want)
@@ -140,6 +141,7 @@ func TestListeners(t *testing.T) {
 		t.Errorf("keys without effect: %v", got)
 	}
 	for bad, want := range map[string]string{
+		"group.min.session.timeout.ms=2h":                      "is above group.max.session.timeout.ms",
 		"listeners=A://:1":                                     "A has no protocol",
 		"listeners=9092":                                       "is not NAME://host:port",
 		"listeners=PLAINTEXT://:99999":                         "no port within",

@@ -328,6 +328,14 @@ func (p *parser) defaults(c *Config) {
 		SendBuffer: int(n("socket.send.buffer.bytes")), ReceiveBuffer: int(n("socket.receive.buffer.bytes")),
 		RequestMaxBytes: int(n("socket.request.max.bytes")), ReplicaFetchMaxBytes: int(n("replica.fetch.max.bytes")),
 	}
+	d := func(key string) time.Duration { return time.Duration(n(key)) }
+	c.Groups = Groups{
+		InitialRebalanceDelay: d("group.initial.rebalance.delay.ms"), MinSessionTimeout: d("group.min.session.timeout.ms"),
+		MaxSessionTimeout: d("group.max.session.timeout.ms"),
+	}
+	if c.Groups.MinSessionTimeout > c.Groups.MaxSessionTimeout {
+		p.fault("group.min.session.timeout.ms", "%s is above group.max.session.timeout.ms %s", c.Groups.MinSessionTimeout, c.Groups.MaxSessionTimeout)
+	}
 	if c.Log.MessageMaxBytes > c.Network.RequestMaxBytes {
 		p.fault("message.max.bytes", "%d is above socket.request.max.bytes %d: such a batch could not arrive",
 			c.Log.MessageMaxBytes, c.Network.RequestMaxBytes)
