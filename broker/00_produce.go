@@ -20,7 +20,7 @@ var produceAPI = registerEarly(produceKey, 9, (*Server).produce).frames(0).check
 // produce appends when the request is read, so the order of a connection's requests is the order in the log, and waits for the
 // acks in its turn. With acks=0 there is no response; as in Kafka, an error then ends the connection, which is all that such a
 // producer can notice.
-func (s *Server) produce(_ context.Context, c *call, req *kmsg.ProduceRequest) turn {
+func (s *Server) produce(ctx context.Context, c *call, req *kmsg.ProduceRequest) turn {
 	acks := req.Acks
 	if acks > 1 {
 		acks = -1 // old clients counted replicas; Kafka has since taken it for all
@@ -41,11 +41,57 @@ func (s *Server) produce(_ context.Context, c *call, req *kmsg.ProduceRequest) t
 			p.Records = nil
 		}
 	}
+	s.awaitOpen(ctx, items)
 	pending := s.deps.Partitions.BeginAppend(items, acks)
 	timeout := time.Duration(req.TimeoutMillis) * time.Millisecond
 	return turn{ready: pending.Settled, run: func(ctx context.Context) kmsg.Response {
 		return produced(c, req, pending.Wait(ctx, timeout))
 	}}
+}
+
+// How long a Produce waits for a partition that was just made: for its topic to reach this node's view, and for the log of a
+// partition that this node leads to be open.
+const (
+	unknownWait = 100 * time.Millisecond
+	openWait    = time.Second
+	openLook    = 2 * time.Millisecond // doubled at each look
+	openLookMax = 20 * time.Millisecond
+)
+
+// awaitOpen waits a little for partitions that are on their way here. The broker that made a topic answers as soon as it has applied
+// it, and then clients are at the leader within the millisecond, before it has applied or opened what it leads. Their
+// retries are few, and of some (sarama's idempotent producer) all at once. Nothing outside package partition tells when a log
+// opens, so this looks again and again; it is the rare case.
+func (s *Server) awaitOpen(ctx context.Context, items []partition.AppendItem) {
+	begun, look := time.Now(), openLook
+	for i := range items {
+		for {
+			wait := s.opensIn(&items[i])
+			if wait == 0 || time.Since(begun) >= wait {
+				break
+			}
+			select {
+			case <-time.After(look):
+				look = min(2*look, openLookMax)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// opensIn is how long it may be worth to wait for a partition; 0 when it can be answered now.
+func (s *Server) opensIn(item *partition.AppendItem) time.Duration {
+	_, err := s.deps.Partitions.ListOffset(item.Topic, item.Partition, partition.TimestampEarliest, -1, partition.ReadUncommitted)
+	switch {
+	case errors.Is(err, partition.ErrUnknownTopicOrPartition):
+		return unknownWait
+	case errors.Is(err, partition.ErrNotLeader):
+		if p, ok := s.deps.Views.View().Partition(item.Topic, item.Partition); ok && p.Leader == s.cfg.ID {
+			return openWait
+		}
+	}
+	return 0
 }
 
 func always() bool { return true }

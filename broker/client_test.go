@@ -434,6 +434,22 @@ func TestPipelinedProduceKeepsOrder(t *testing.T) {
 	}
 }
 
+// TestProduceWaitsForAPartitionOnItsWay: a client comes straight from the broker that made the topic.
+func TestProduceWaitsForAPartitionOnItsWay(t *testing.T) {
+	f := start(t, nil)
+	c := f.dial(t)
+	c.send(produceOne(7, -1, "t", 0, batch(t, "x")))
+	waitFor(t, func() bool { return f.parts.looks.Load() > 0 })
+	f.meta.must(t, createT())
+	resp := c.receive(produceOne(7, -1, "t", 0, nil)).(*kmsg.ProduceResponse)
+	if got := resp.Topics[0].Partitions[0]; got.ErrorCode != 0 {
+		t.Errorf("%+v", got)
+	}
+	if got := produced1(c, produceOne(7, -1, "never", 0, batch(t, "x"))); got.ErrorCode != 3 {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestUnknownOutcomeIsTimedOutNotFailed(t *testing.T) {
 	f := start(t, nil)
 	c := f.dial(t)

@@ -95,13 +95,14 @@ func (m *fakeMeta) register(t testing.TB, b id.BrokerID, addr string) {
 
 // fakePartitions keeps every partition of the view in memory; what is appended is visible at once.
 type fakePartitions struct {
-	meta *fakeMeta
-	mu   sync.Mutex
-	logs map[id.TopicPartition]*fakeLog
-	news chan struct{}          // closed at each append
-	hold chan struct{}          // when set, acks wait until it is closed
-	gone []uint64               // connections that ended
-	last partition.FetchRequest // the last long poll
+	meta  *fakeMeta
+	mu    sync.Mutex
+	logs  map[id.TopicPartition]*fakeLog
+	news  chan struct{}          // closed at each append
+	hold  chan struct{}          // when set, acks wait until it is closed
+	gone  []uint64               // connections that ended
+	looks atomic.Int64           // calls of ListOffset
+	last  partition.FetchRequest // the last long poll
 }
 
 type fakeLog struct {
@@ -259,6 +260,7 @@ func (f *fakePartitions) read(item *partition.FetchItem, left int, whole bool) p
 }
 
 func (f *fakePartitions) ListOffset(topic string, p int32, ts int64, _ id.LeaderEpoch, _ partition.Isolation) (partition.TimedOffset, error) {
+	f.looks.Add(1)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	l, err := f.log(topic, p)
