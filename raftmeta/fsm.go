@@ -3,6 +3,7 @@ package raftmeta
 import (
 	"container/heap"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -27,7 +28,9 @@ type fsm struct {
 	track     bool
 	onSettled func(*state.State, []state.Settled) // the lane's results of an entry
 	onRestore func(*state.State)
-	onBroken  func() // a restore failed: raft goes on as if nothing had been installed, so it must be opened again
+	onNewer   func(error) // an entry of a newer build: the node must stop
+	newer     bool        // since then nothing is applied
+	onBroken  func()      // a restore failed: raft goes on as if nothing had been installed, so it must be opened again
 
 	st     *state.State
 	broken error // a snapshot could not be restored: no older one is tried in its place
@@ -70,6 +73,19 @@ type outcome struct {
 // Apply implements raft.FSM. The order is what zkcompat stands on: subscribers have their events before the new view can
 // be read, and waiters go on after both.
 func (f *fsm) Apply(l *raft.Log) any {
+	if f.newer {
+		return outcome{index: l.Index, term: l.Term}
+	}
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case *state.Newer: // a log line and an exit tell more than a stack
+			f.newer = true
+			f.onNewer(fmt.Errorf("raftmeta: %w", r))
+		default:
+			panic(r)
+		}
+	}()
 	a := f.st.Apply(id.Index(l.Index), id.Term(l.Term), l.Data)
 	f.bytes.Add(int64(len(l.Data)) + 64)
 	f.entries.Add(1)
@@ -95,6 +111,9 @@ func (f *fsm) publish(u Update) {
 
 // Snapshot implements raft.FSM.
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
+	if f.newer {
+		return nil, errors.New("raftmeta: no snapshot of a state that stopped before an entry of a newer build")
+	}
 	return &fsmSnapshot{f: f, snap: f.st.Snapshot(), bytes: f.bytes.Load(), entries: f.entries.Load()}, nil
 }
 

@@ -30,7 +30,7 @@ func (s *State) bootstrap(c *statepb.Bootstrap) *statepb.Result {
 		return s.refuse(statepb.Code_INVALID, "a bootstrap needs a cluster id and a level")
 	}
 	if c.Level > MaxLevel {
-		panic("state: bootstrapped at a feature level that this build lacks: run a newer build of barnabas")
+		panic(newer("the cluster was founded at feature level %d, this build serves %d to %d", c.Level, MinLevel, MaxLevel))
 	}
 	s.meta.ClusterID, s.meta.Level = c.ClusterId, c.Level
 	zx := s.zxid()
@@ -52,7 +52,7 @@ func (s *State) raiseLevel(c *statepb.RaiseLevel) *statepb.Result {
 		}
 	}
 	if c.Level > MaxLevel {
-		panic("state: the cluster's feature level was raised above what this build serves: run a newer build of barnabas")
+		panic(newer("the cluster is at feature level %d, this build serves %d to %d", c.Level, MinLevel, MaxLevel))
 	}
 	s.meta.Level = c.Level
 	return &statepb.Result{}

@@ -29,6 +29,14 @@ const (
 	firstSession = int64(1) << 56
 )
 
+// Newer is what Apply panics with when an entry was written by a newer build than this one: the node must stop, without
+// having applied it, and be started with that build. Any other panic is a fault of ours.
+type Newer struct{ Why string }
+
+func (n *Newer) Error() string { return n.Why + ": run a newer build of barnabas on this node" }
+
+func newer(format string, args ...any) *Newer { return &Newer{Why: fmt.Sprintf(format, args...)} }
+
 // Change says that one thing in the state is different after a command; in order of the commands.
 type Change struct {
 	Kind      ChangeKind
@@ -221,7 +229,7 @@ func (s *State) freeze() *View {
 // command runs one command by the rules of its envelope: version, lane, term, level, origin, in that order.
 func (s *State) command(c *statepb.Command) *statepb.Result {
 	if c.Version != CommandVersion {
-		panic(fmt.Sprintf("state: entry %d has a command of version %d, this build knows %d", s.index, c.Version, CommandVersion))
+		panic(newer("entry %d has a command of version %d, this build knows %d", s.index, c.Version, CommandVersion))
 	}
 	if c.Lane == 0 {
 		return s.settle(c)
@@ -337,8 +345,7 @@ func (s *State) body(c *statepb.Command) *statepb.Result {
 	if r := s.levelTwo(c); r != nil {
 		return r
 	}
-	panic(fmt.Sprintf("state: entry %d (term %d) has a command that this build does not know (it serves levels %d to %d): "+
-		"run a newer build of barnabas on this node", s.index, s.term, MinLevel, MaxLevel))
+	panic(newer("entry %d (term %d) has a command that this build does not know (it serves feature levels %d to %d)", s.index, s.term, MinLevel, MaxLevel))
 }
 
 // zxid starts one change that ZooKeeper clients can see.
