@@ -230,6 +230,7 @@ func (f *fetcher) request(parts []*followed, wait time.Duration) (*kmsg.FetchReq
 	asks := make(map[partitionKey]asked, len(parts))
 	topics := map[id.TopicID]int{}
 	now := m.deps.Clock.Boot()
+	putSent(&req.UnknownTags, now)
 	for _, p := range parts {
 		r := p.r
 		r.mu.Lock()

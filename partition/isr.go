@@ -49,10 +49,12 @@ func (r *replica) noteFetchLocked(from lease.Member, offset id.Offset, stamp tim
 	}
 	r.s.lead.right.Fetched(from, stamp, stamped, now)
 	if from.Epoch > f.epoch && f.epoch != 0 {
-		*f = remote{end: -1} // a new incarnation: what its disk kept is not known
+		*f = remote{end: -1, sent: f.sent} // a new incarnation: what its disk kept is not known
 	}
 	end := r.s.log.LogEnd()
 	switch {
+	case offset < f.end: // it was cut: whatever it had, nobody waits for it
+		f.caughtUp, f.everCaughtUp = 0, false
 	case offset >= end:
 		f.caughtUp, f.everCaughtUp = now, true
 	case f.fetched != 0 && offset >= f.fetchedEnd:

@@ -100,6 +100,16 @@ type remote struct {
 	fetched      time.Duration // of its last fetch
 	fetchedEnd   id.Offset     // our log end then
 	leaving      bool          // it asked to be taken out of the ISR
+	sent         time.Duration // its own Boot time at its last fetch
+}
+
+// newer says whether a fetch was sent after the last one that was noted, and notes it.
+func (f *remote) newer(epoch id.BrokerEpoch, sent time.Duration) bool {
+	if epoch < f.epoch || epoch == f.epoch && sent < f.sent {
+		return false
+	}
+	f.sent = sent
+	return true
 }
 
 // leaderAt returns the open log if the replica leads and nothing newer is known. epoch is the caller's idea of the leader
@@ -178,7 +188,7 @@ func (r *replica) countsLocked(b id.BrokerID) bool {
 
 // joiningLocked: a follower out of the ISR that is nearly caught up is waited for (Partition.maybeIncrementLeaderHW).
 func (r *replica) joiningLocked(b id.BrokerID, f *remote) bool {
-	return f.everCaughtUp && r.m.eligible(b, f.epoch) && r.m.deps.Clock.Boot()-f.caughtUp <= r.m.cfg.ReplicaLagMax
+	return f.everCaughtUp && !f.leaving && r.m.eligible(b, f.epoch) && r.m.deps.Clock.Boot()-f.caughtUp <= r.m.cfg.ReplicaLagMax
 }
 
 // shownLocked says whether the marks may be shown to consumers: the high watermark has reached what was taken over, and the

@@ -13,12 +13,29 @@ import (
 )
 
 // A replica fetch on the cluster port is two bytes with the version of Fetch, and then the request's or response's body in Kafka's
-// own encoding at that version, with two tags of ours. Version 13: topics by id, last fetched epoch, diverging epoch.
+// own encoding at that version, with tags of ours. Version 13: topics by id, last fetched epoch, diverging epoch.
 const replicaFetchVersion = 13
 
 // tagStamp is a tag at the top of both bodies: 8 bytes of the leader's broker epoch, 8 of its Boot time in nanoseconds when it
 // sent a reply. A follower repeats the stamp of the last reply in its next fetch (internal/lease: Leading.Fetched).
 const tagStamp = 10000
+
+// tagSent is a tag at the top of the request: 8 bytes of the follower's own Boot time in nanoseconds. Fetches that were given up may
+// be handled after later ones; what they say is old.
+const tagSent = 10002
+
+func putSent(tags *kmsg.Tags, at time.Duration) {
+	tags.Set(tagSent, binary.BigEndian.AppendUint64(nil, uint64(at)))
+}
+
+func readSent(tags *kmsg.Tags) (at time.Duration) {
+	tags.Each(func(tag uint32, b []byte) {
+		if tag == tagSent && len(b) == 8 {
+			at = time.Duration(binary.BigEndian.Uint64(b))
+		}
+	})
+	return at
+}
 
 // tagLeave is a tag of a partition in the request: the follower has damaged bytes and wants to leave the ISR, so that it can cut
 // them off and fetch them again.
@@ -61,6 +78,7 @@ type replicaFetch struct {
 	req     *kmsg.FetchRequest
 	stamp   time.Duration
 	stamped bool
+	sent    time.Duration // by the follower's clock
 	items   []replicaItem
 }
 
@@ -118,6 +136,7 @@ func (f *replicaFetch) decode(payload []byte) error {
 	if s, ok := readStamp(&f.req.UnknownTags); ok && s.epoch == self {
 		f.stamp, f.stamped = s.at, true
 	}
+	f.sent = readSent(&f.req.UnknownTags)
 	v := f.m.view()
 	for t := range f.req.Topics {
 		topic, known := v.TopicByID(f.req.Topics[t].TopicID)
@@ -148,7 +167,7 @@ func (f *replicaFetch) arrive() {
 		if it.err == nil && r.s.lead.remotes[f.from.Broker] == nil {
 			it.err = fmt.Errorf("%w: broker %d is %w %s", ErrUnknownTopicOrPartition, f.from.Broker, errNoReplica, r)
 		}
-		if it.err == nil {
+		if it.err == nil && r.s.lead.remotes[f.from.Broker].newer(f.from.Epoch, f.sent) {
 			offset := id.Offset(it.ask.FetchOffset)
 			r.s.lead.remotes[f.from.Broker].leaving = hasTag(&it.ask.UnknownTags, tagLeave)
 			if _, diverged := divergence(r.s.log, id.LeaderEpoch(it.ask.LastFetchedEpoch), offset); !diverged && offset <= r.s.log.LogEnd() {
