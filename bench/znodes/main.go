@@ -1,6 +1,8 @@
-// Command znodes measures znode creates through the ZooKeeper protocol: a three-node barnabas and a real three-node
-// ZooKeeper in the same run, by the same client, one after the other at each step, so that the ratio stands when the
-// machine's speed drifts. Run it by `make bench-znodes`.
+// Command znodes measures how fast small writes are ordered: znode creates through the ZooKeeper protocol at a real
+// three-node ZooKeeper and at a three-node barnabas, by the same client, and commands proposed inside barnabas (three
+// Raft nodes over their cluster ports in this process, answered after local apply) on the leader and on a follower. All in
+// one run, one after the other at each step, so that the ratios stand when the machine's speed drifts. Run it by
+// `make bench-znodes`.
 package main
 
 import (
@@ -34,7 +36,8 @@ func main() {
 // system is one side of the comparison.
 type system struct {
 	name    string
-	servers []string // host:port, one per node
+	servers []string // host:port, one per node; nil for proposals
+	propose func(ctx context.Context, path string, data []byte) error
 	stop    func()
 }
 
@@ -61,21 +64,27 @@ func run() error {
 		return err
 	}
 	defer b.stop()
+	onLeader, onFollower, err := startRaft(ctx, filepath.Join(dir, "raft"))
+	if err != nil {
+		return err
+	}
+	defer onLeader.stop()
+	all := []system{z, b, onLeader, onFollower}
 	for pass := range 3 { // the JVMs get warm; so do we, to be fair
-		for _, s := range []system{z, b} {
+		for _, s := range all {
 			if _, err := measure(ctx, s, 32, *count, fmt.Sprintf("warm%d", pass)); err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}
 		}
 	}
-	fmt.Printf("%-10s %8s %12s %10s %10s %10s\n", "system", "clients", "creates/s", "p50", "p99", "ratio")
+	fmt.Printf("%-22s %8s %12s %10s %10s %10s\n", "system", "clients", "creates/s", "p50", "p99", "ratio")
 	for _, n := range strings.Split(*clients, ",") {
 		c, err := strconv.Atoi(n)
 		if err != nil || c < 1 {
 			return fmt.Errorf("-clients %q: numbers above 0", *clients)
 		}
 		base := 0.0
-		for _, s := range []system{z, b} {
+		for _, s := range all {
 			r, err := measure(ctx, s, c, *count, "run"+n)
 			if err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
@@ -83,7 +92,7 @@ func run() error {
 			if base == 0 {
 				base = r.rate
 			}
-			fmt.Printf("%-10s %8d %12.0f %10v %10v %9.2fx\n", s.name, c, r.rate, r.p50.Round(10*time.Microsecond), r.p99.Round(10*time.Microsecond), r.rate/base)
+			fmt.Printf("%-22s %8d %12.0f %10v %10v %9.2fx\n", s.name, c, r.rate, r.p50.Round(10*time.Microsecond), r.p99.Round(10*time.Microsecond), r.rate/base)
 		}
 	}
 	return nil
@@ -96,36 +105,24 @@ type result struct {
 
 // measure lets clients create nodes of 100 bytes, one after the other each, spread over the servers.
 func measure(ctx context.Context, s system, clients int, length time.Duration, name string) (result, error) {
-	root := "/znodes-" + name + "-" + strconv.Itoa(clients)
+	root := "/znodes-" + strings.ReplaceAll(s.name, " ", "") + "-" + name + "-" + strconv.Itoa(clients)
 	ctx, cancel := context.WithTimeout(ctx, length+30*time.Second)
 	defer cancel()
-	conns := make([]*zk.Conn, clients)
-	for i := range conns {
-		c, err := dial(ctx, s.servers[i%len(s.servers)])
-		if err != nil {
-			return result{}, err
-		}
-		defer c.Close()
-		conns[i] = c
-	}
-	if _, err := conns[0].Create(root, nil, 0, zk.WorldACL(zk.PermAll)); err != nil && !errors.Is(err, zk.ErrNodeExists) {
+	creates, closeAll, err := clientsOf(ctx, s, clients, root)
+	if err != nil {
 		return result{}, err
 	}
-	for _, c := range conns { // every server shows the root before the clock starts
-		if _, err := c.Sync(root); err != nil {
-			return result{}, err
-		}
-	}
+	defer closeAll()
 	data := make([]byte, 100)
 	var wg sync.WaitGroup
 	took := make([][]time.Duration, clients)
 	errs := make([]error, clients)
 	start := time.Now()
-	for i, c := range conns {
+	for i, create := range creates {
 		wg.Go(func() {
 			for n := 0; time.Since(start) < length; n++ {
 				at := time.Now()
-				if _, err := c.Create(fmt.Sprintf("%s/c%d-%d", root, i, n), data, 0, zk.WorldACL(zk.PermAll)); err != nil {
+				if err := create(fmt.Sprintf("%s/c%d-%d", root, i, n), data); err != nil {
 					errs[i] = err
 					return
 				}
@@ -140,6 +137,45 @@ func measure(ctx context.Context, s system, clients int, length time.Duration, n
 	}
 	slices.Sort(all)
 	return result{rate: float64(len(all)) / time.Since(start).Seconds(), p50: all[len(all)/2], p99: all[len(all)*99/100]}, nil
+}
+
+// clientsOf makes the clients of a measurement, and the node below which they create.
+func clientsOf(ctx context.Context, s system, clients int, root string) (creates []func(string, []byte) error, closeAll func(), err error) {
+	if s.propose != nil {
+		for range clients {
+			creates = append(creates, func(path string, data []byte) error { return s.propose(ctx, path, data) })
+		}
+		return creates, func() {}, s.propose(ctx, root, nil)
+	}
+	var conns []*zk.Conn
+	closeAll = func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	}
+	for i := range clients {
+		c, err := dial(ctx, s.servers[i%len(s.servers)])
+		if err != nil {
+			closeAll()
+			return nil, nil, err
+		}
+		conns = append(conns, c)
+		creates = append(creates, func(path string, data []byte) error {
+			_, err := c.Create(path, data, 0, zk.WorldACL(zk.PermAll))
+			return err
+		})
+	}
+	if err := creates[0](root, nil); err != nil && !errors.Is(err, zk.ErrNodeExists) {
+		closeAll()
+		return nil, nil, err
+	}
+	for _, c := range conns { // every server shows the root before the clock starts
+		if _, err := c.Sync(root); err != nil {
+			closeAll()
+			return nil, nil, err
+		}
+	}
+	return creates, closeAll, nil
 }
 
 type quiet struct{}
