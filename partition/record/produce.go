@@ -7,7 +7,9 @@ import (
 
 // ProduceRules says how a Produce payload for one partition is judged.
 type ProduceRules struct {
-	// Version is that of the Produce request: 0 and 1 carry magic 0; 2 carries magic 0 or 1; 3 and up exactly one magic 2 batch.
+	// Version is that of the Produce request: 0 to 2 carry magic 0 and 1, or one magic 2 batch, whatever the version: clients exist
+	// that send a newer format in an older request (pykafka 2.8.0), and Kafka never refused it. 3 and up carry exactly one
+	// magic 2 batch.
 	Version int16
 	// MaxBatchBytes is max.message.bytes: the largest stored batch. Required.
 	MaxBatchBytes int
@@ -40,7 +42,9 @@ type Prepared struct {
 // Errors: every sentinel of this package.
 func (c *Codecs) PrepareProduce(payload []byte, r ProduceRules) (Prepared, error) {
 	if r.Version < 3 {
-		return c.prepareLegacy(payload, r)
+		if _, magic, err := Peek(payload); err != nil || magic != 2 {
+			return c.prepareLegacy(payload, r)
+		}
 	}
 	if len(payload) == 0 {
 		return Prepared{}, invalidf("Produce v%d needs one batch, there is none", r.Version)
@@ -129,14 +133,10 @@ func (r *ProduceRules) checkTimestamp(ts int64) error {
 
 // prepareLegacy converts up (LogValidator.convertAndAssignOffsetsNonCompressed and its sibling).
 func (c *Codecs) prepareLegacy(payload []byte, r ProduceRules) (Prepared, error) {
-	maxMagic := int8(0)
-	if r.Version >= 2 {
-		maxMagic = 1
-	}
 	if len(payload) == 0 {
 		return Prepared{Converted: true}, nil
 	}
-	codec, err := outerCodec(payload, maxMagic, r)
+	codec, err := outerCodec(payload, r)
 	if err != nil {
 		return Prepared{}, err
 	}
@@ -154,13 +154,13 @@ func (c *Codecs) prepareLegacy(payload []byte, r ProduceRules) (Prepared, error)
 }
 
 // outerCodec hops over a set: magic, sizes and codecs are checked, and the last codec that packs is the batch's.
-func outerCodec(set []byte, maxMagic int8, r ProduceRules) (codec Codec, err error) {
+func outerCodec(set []byte, r ProduceRules) (codec Codec, err error) {
 	for len(set) > 0 {
 		size, magic, err := Peek(set)
 		switch {
 		case err != nil:
 			return 0, err
-		case magic < 0 || magic > maxMagic:
+		case magic < 0 || magic > 1:
 			return 0, fmt.Errorf("%w: magic %d in Produce v%d", ErrUnsupportedFormat, magic, r.Version)
 		case size > int64(len(set)) || size < int64(msgOverhead(magic)):
 			return 0, corruptf("message of %d bytes, %d are there", size, len(set))

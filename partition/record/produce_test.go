@@ -90,7 +90,7 @@ func TestProduceRefusals(t *testing.T) {
 		{"v3 nothing", 3, nil, ErrInvalidRecord},
 		{"v3 two batches", 3, append(bytes.Clone(good), good...), ErrInvalidRecord},
 		{"v3 magic 1", 3, set(m1), ErrInvalidRecord},
-		{"v2 magic 2", 2, good, ErrUnsupportedFormat},
+		{"v2 magic 2", 2, good, nil}, // as Kafka 1.1.1 does
 		{"garbage", 3, []byte("garbage garbage garbage garbage"), ErrInvalidRecord},
 		{"short", 3, good[:10], ErrCorrupt},
 		{"cut off", 3, good[:len(good)-1], ErrCorrupt},
@@ -119,7 +119,7 @@ func TestProduceRefusals(t *testing.T) {
 
 		{"v0 magic 0", 0, set(m0), nil},
 		{"v0 nothing", 0, nil, nil},
-		{"v1 magic 1", 1, set(m1), ErrUnsupportedFormat},
+		{"v0 magic 1", 0, set(m1), nil}, // as Kafka 1.1.1 does
 		{"v2 mixed", 2, set(m0, m1), nil},
 		{"v2 magic 7", 2, set(message{magic: 7}), ErrUnsupportedFormat},
 		{"v2 crc", 2, badMsg, ErrCorrupt},
