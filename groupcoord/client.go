@@ -2,10 +2,13 @@ package groupcoord
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kmsg"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/barnabas-mq/barnabas/cluster"
@@ -61,19 +64,45 @@ func (c *Client) Do(ctx context.Context, cmd *statepb.Command) (*statepb.Result,
 	if err != nil {
 		return nil, fmt.Errorf("group request: %w", err)
 	}
-	payload := append([]byte{0}, body...)
+	res := new(statepb.Result)
+	return res, c.do(ctx, 0, body, func(b []byte) (id.Index, error) {
+		proto.Reset(res)
+		err := proto.Unmarshal(b, res)
+		return id.Index(res.Index), err
+	})
+}
+
+// Ask passes a client's JoinGroup, SyncGroup, Heartbeat, LeaveGroup, DescribeGroups or ListGroups of any version to the
+// coordinator and waits as Do does. An error means that nothing is known; the client is to look for its coordinator again.
+func (c *Client) Ask(ctx context.Context, clientID, host string, req kmsg.Request) (kmsg.Response, error) {
+	resp := req.ResponseKind()
+	return resp, c.do(ctx, flagKafka, encodeKafka(clientID, host, nonce(req), req), func(b []byte) (id.Index, error) {
+		if len(b) < 8 {
+			return 0, errors.New("cut short")
+		}
+		i := id.Index(binary.BigEndian.Uint64(b))
+		if req.Key() == heartbeatKey {
+			i = 0 // it says nothing of the view
+		}
+		return i, resp.ReadFrom(b[8:])
+	})
+}
+
+// do asks until there is an answer; take reads it and tells which index the local view must have.
+func (c *Client) do(ctx context.Context, flags byte, body []byte, take func([]byte) (id.Index, error)) error {
+	payload := append([]byte{flags}, body...)
 	for {
 		leader, changed := c.cfg.Leaders.Leader()
 		if leader != "" {
-			res, err := c.ask(ctx, leader, payload)
+			err := c.ask(ctx, leader, payload, take)
 			if err == nil {
-				return res, nil
+				return nil
 			}
 			if cluster.CodeOf(err) == codeMalformed {
-				return nil, err
+				return err
 			}
-			if !cluster.NotSent(err) && payload[0] == 0 {
-				payload = append([]byte{1}, body...) // a new slice: the port may still hold the old one
+			if !cluster.NotSent(err) && payload[0]&flagRepeat == 0 {
+				payload = append([]byte{flags | flagRepeat}, body...) // a new slice: the port may still hold the old one
 			}
 			c.cfg.Log.Debug("group request is repeated", "coordinator", leader, "err", err)
 		}
@@ -81,7 +110,7 @@ func (c *Client) Do(ctx context.Context, cmd *statepb.Command) (*statepb.Result,
 		select {
 		case <-ctx.Done():
 			pause.Stop()
-			return nil, fmt.Errorf("group request: outcome unknown: %w", ctx.Err())
+			return fmt.Errorf("group request: outcome unknown: %w", ctx.Err())
 		case <-changed:
 		case <-pause.C:
 		}
@@ -90,23 +119,20 @@ func (c *Client) Do(ctx context.Context, cmd *statepb.Command) (*statepb.Result,
 }
 
 // ask calls one coordinator; the call ends when another node becomes the leader, so that nobody waits for a frozen one.
-func (c *Client) ask(ctx context.Context, leader id.DirectoryID, payload []byte) (*statepb.Result, error) {
+func (c *Client) ask(ctx context.Context, leader id.DirectoryID, payload []byte, take func([]byte) (id.Index, error)) error {
 	call, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	defer func() { cancel(); <-ended }()
 	go func() { defer close(ended); c.abandon(call, cancel, leader) }()
 	b, err := c.cfg.Caller.Call(call, cluster.ToDirectory(leader), Method, payload)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	res := new(statepb.Result)
-	if err := proto.Unmarshal(b, res); err != nil {
-		return nil, fmt.Errorf("group answer: %w", err)
+	index, err := take(b)
+	if err != nil {
+		return fmt.Errorf("group answer: %w", err)
 	}
-	if err := c.cfg.Views.WaitIndex(ctx, id.Index(res.Index)); err != nil {
-		return nil, err
-	}
-	return res, nil
+	return c.cfg.Views.WaitIndex(ctx, index)
 }
 
 // abandon cancels a call once its coordinator is no longer the leader. It ends with the call.

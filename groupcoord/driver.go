@@ -8,10 +8,12 @@ package groupcoord
 
 import (
 	"context"
+	"encoding/binary"
 	"log/slog"
 	"sync"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kmsg"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/barnabas-mq/barnabas/cluster"
@@ -72,7 +74,14 @@ type applied struct {
 
 type request struct {
 	core.Request
-	reply chan *statepb.Result // buffered: the mind never waits for a caller
+	reply chan *reply // buffered: the mind never waits for a caller; nil: look for the next coordinator
+}
+
+// reply is the answer to a request: res, or answer from a view at index.
+type reply struct {
+	res    *statepb.Result
+	answer kmsg.Response
+	index  id.Index
 }
 
 // term is one term of the mind. Only its loop touches mind, open, view.
@@ -145,27 +154,37 @@ func (d *Driver) Handle(ctx context.Context, _ cluster.Peer, payload []byte) ([]
 	if len(payload) < 1 {
 		return nil, &cluster.Error{Code: codeMalformed, Message: "empty group request"}
 	}
-	var cmd statepb.Command
-	if err := proto.Unmarshal(payload[1:], &cmd); err != nil {
+	r := core.Request{Repeat: payload[0]&flagRepeat != 0}
+	var err error
+	if payload[0]&flagKafka != 0 {
+		r.Kafka, err = decodeKafka(payload[1:])
+	} else {
+		r.Command = new(statepb.Command)
+		err = proto.Unmarshal(payload[1:], r.Command)
+	}
+	if err != nil {
 		return nil, &cluster.Error{Code: codeMalformed, Message: "group request: " + err.Error()}
 	}
-	res, err := d.do(ctx, payload[0]&1 != 0, &cmd)
-	if err != nil {
+	re, err := d.do(ctx, r)
+	switch {
+	case err != nil:
 		return nil, err
+	case re.answer != nil:
+		return re.answer.AppendTo(binary.BigEndian.AppendUint64(nil, uint64(re.index))), nil
 	}
-	return proto.Marshal(res)
+	return proto.Marshal(re.res)
 }
 
 var errNotCoordinator = &cluster.Error{Code: CodeNotCoordinator, Message: "this node is not the group coordinator"}
 
-func (d *Driver) do(ctx context.Context, repeat bool, cmd *statepb.Command) (*statepb.Result, error) {
+func (d *Driver) do(ctx context.Context, req core.Request) (*reply, error) {
 	d.mu.Lock()
 	t := d.term
 	d.mu.Unlock()
 	if t == nil {
 		return nil, errNotCoordinator
 	}
-	r := &request{Request: core.Request{Repeat: repeat, Command: cmd}, reply: make(chan *statepb.Result, 1)}
+	r := &request{Request: req, reply: make(chan *reply, 1)}
 	t.in.Lock()
 	if t.in.closed {
 		t.in.Unlock()
@@ -177,11 +196,11 @@ func (d *Driver) do(ctx context.Context, repeat bool, cmd *statepb.Command) (*st
 	t.in.Unlock()
 	t.poke()
 	select {
-	case res := <-r.reply:
-		if res == nil {
+	case re := <-r.reply:
+		if re == nil {
 			return nil, errNotCoordinator
 		}
-		return res, nil
+		return re, nil
 	case <-ctx.Done():
 		t.in.Lock()
 		if !t.in.closed {
@@ -207,10 +226,16 @@ func (t *term) loop() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		t.drain()
+		t.drain() // before what is due: who was heard from in time has not expired
 		wait := time.Hour
 		if at, ok := t.mind.Deadline(); ok {
-			wait = max(at-t.now(), 0)
+			if t.now() >= at {
+				t.act(t.mind.Expire(t.view, t.now()))
+				at, ok = t.mind.Deadline()
+			}
+			if ok {
+				wait = min(max(at-t.now(), time.Millisecond), wait)
+			}
 		}
 		timer.Reset(wait)
 		select {
@@ -218,9 +243,6 @@ func (t *term) loop() {
 			return
 		case <-t.wake:
 		case <-timer.C:
-			if at, ok := t.mind.Deadline(); ok && t.now() >= at {
-				t.act(t.mind.Expire(t.view, t.now()))
-			}
 		}
 	}
 }
@@ -240,11 +262,17 @@ func (t *term) drain() {
 	for _, s := range done {
 		if s.res != nil {
 			t.act(t.mind.Settled(t.view, s.id, s.res, t.now()))
-		} else if r, ok := t.open[s.id]; ok { // unknown: its node repeats it
-			delete(t.open, s.id)
-			r.reply <- nil
-			t.act(t.mind.Cancel(t.view, s.id, t.now()))
+			continue
 		}
+		// Unknown: the node that asked repeats it; a proposal of the mind's own is decided again.
+		r, ok := t.open[s.id]
+		if !ok {
+			t.act(t.mind.Settled(t.view, s.id, &statepb.Result{Code: statepb.Code_STALE_TERM}, t.now()))
+			continue
+		}
+		delete(t.open, s.id)
+		r.reply <- nil
+		t.act(t.mind.Cancel(t.view, s.id, t.now()))
 	}
 	for _, r := range fresh {
 		t.open[r.ID] = r
@@ -264,9 +292,12 @@ func (t *term) act(actions []core.Action) {
 			t.work.Add(1)
 			go t.propose(a.Request, a.Propose)
 		}
-		if r, ok := t.open[a.Request]; ok && a.Reply != nil {
+		if a.Note != nil {
+			t.d.cfg.Log.Info(a.Note.Message, append([]any{"term", t.n}, a.Note.Args...)...)
+		}
+		if r, ok := t.open[a.Request]; ok && (a.Reply != nil || a.Answer != nil) {
 			delete(t.open, a.Request)
-			r.reply <- a.Reply
+			r.reply <- &reply{res: a.Reply, answer: a.Answer, index: t.view.Index()}
 		}
 	}
 }

@@ -133,7 +133,7 @@ func within(t *testing.T) context.Context {
 }
 
 func TestClaimsHaveOneOwner(t *testing.T) {
-	w := newWorld(t, func() core.Mind { return core.NewCoordinator() })
+	w := newWorld(t, func() core.Mind { return core.NewCoordinator(core.Config{}) })
 	a, b := w.session(), w.session()
 	defer w.lead("a")()
 	res, err := w.client().Do(within(t), claim(a))
@@ -152,7 +152,7 @@ func TestClaimsHaveOneOwner(t *testing.T) {
 
 // The coordinator applies a claim and dies before it answers: the next one is asked again and must not call it taken.
 func TestRepeatedClaimSucceeds(t *testing.T) {
-	w := newWorld(t, func() core.Mind { return core.NewCoordinator() })
+	w := newWorld(t, func() core.Mind { return core.NewCoordinator(core.Config{}) })
 	s := w.session()
 	w.loseNext = true
 	defer w.lead("a")()

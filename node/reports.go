@@ -10,6 +10,7 @@ import (
 	"github.com/barnabas-mq/barnabas/groupcoord/core"
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/internal/lease"
+	"github.com/barnabas-mq/barnabas/node/config"
 	"github.com/barnabas-mq/barnabas/node/minds"
 	"github.com/barnabas-mq/barnabas/raftmeta"
 )
@@ -17,7 +18,7 @@ import (
 // assembleMinds makes what runs on the Raft leader, and what every node reports to it.
 func (n *node) assembleMinds() {
 	n.groups = groupcoord.NewDriver(groupcoord.DriverConfig{
-		Proposer: n.raft, Views: n.raft, Clock: n.clock, NewMind: func() core.Mind { return core.NewCoordinator() },
+		Proposer: n.raft, Views: n.raft, Clock: n.clock, NewMind: func() core.Mind { return core.NewCoordinator(groupsConfig(n.cfg.Groups)) },
 		Log: n.log.With("room", "groupcoord"),
 	})
 	n.collector = cluster.NewCollector(cluster.CollectorConfig{
@@ -50,6 +51,14 @@ func (n *node) assembleMinds() {
 		},
 		Fetches: n.fetches,
 	})
+}
+
+func groupsConfig(g config.Groups) core.Config {
+	c := core.Config{InitialDelay: g.InitialRebalanceDelay, MinSession: g.MinSessionTimeout, MaxSession: g.MaxSessionTimeout, MaxSize: g.MaxSize}
+	if c.InitialDelay == 0 {
+		c.InitialDelay = -1
+	}
+	return c
 }
 
 func (n *node) lease() lease.Lease { return n.reporter.Lease() }

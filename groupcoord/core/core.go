@@ -5,17 +5,23 @@ package core
 
 import (
 	"bytes"
+	"cmp"
 	"time"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
-// RequestID names one request at the coordinator: the driver numbers them.
+// RequestID names one request at the coordinator: the driver numbers them, below ownIDs.
 type RequestID uint64
 
-// Request is what a node asks for one of its clients.
+// ownIDs is where the numbers begin that a mind gives to proposals of its own.
+const ownIDs RequestID = 1 << 63
+
+// Request is what a node asks for one of its clients: Command or Kafka is set.
 type Request struct {
 	ID RequestID
 	// Repeat: an earlier coordinator may have carried it out already, its answer was lost.
@@ -23,19 +29,37 @@ type Request struct {
 	// Command is what the client wants, in the form of the command that grants it. The mind may propose it as it is,
 	// propose another, hold it, or refuse.
 	Command *statepb.Command
+	// Kafka is a request of the group protocols.
+	Kafka *KafkaRequest
 }
 
-// Action is one thing for the driver to do. A request without a Reply stays parked.
+// KafkaRequest is a request of Kafka's group protocols and who sent it.
+type KafkaRequest struct {
+	Body           kmsg.Request
+	ClientID, Host string
+	// Nonce is random, made by the client's node, and the same when the request is repeated: a new member's id is made of it.
+	Nonce string
+}
+
+// Action is one thing for the driver to do. A request without a Reply or Answer stays parked.
 type Action struct {
 	Request RequestID
 	Propose *statepb.Command // propose it in this term; Settled follows
-	Reply   *statepb.Result  // answer the request; it is over
+	Reply   *statepb.Result  // answer a Command; it is over
+	Answer  kmsg.Response    // answer a KafkaRequest; it is over
+	Note    *Note            // write it to the log
+}
+
+// Note is a line for the log: a message and slog's alternating keys and values.
+type Note struct {
+	Message string
+	Args    []any
 }
 
 // Mind is one term of the coordinator. The driver calls it from one goroutine. now is monotonic; views never go back.
 //
 //	Request   a new request: Propose, Reply, or nothing (parked)
-//	Settled   what a proposed command came to
+//	Settled   what a proposed command came to; STALE_TERM also when that is unknown
 //	Changed   the view moved on; changes are in order
 //	Cancel    the request's client, session or node is gone: forget it, no Reply
 //	Deadline  when Expire wants to be called next
@@ -49,29 +73,93 @@ type Mind interface {
 	Expire(v *state.View, now time.Duration) []Action
 }
 
-// Coordinator is the mind of groups: today it grants owners and offsets one by one, by conditional commands, and holds
-// nothing.
+// Config is how groups behave, under Kafka's names; zero values mean the defaults.
+type Config struct {
+	InitialDelay time.Duration // group.initial.rebalance.delay.ms; default 3 s, below 0 none
+	MinSession   time.Duration // group.min.session.timeout.ms; default 6 s
+	MaxSession   time.Duration // group.max.session.timeout.ms; default 30 min
+	MaxSize      int           // group.max.size; default no limit
+}
+
+func (c Config) withDefaults() Config {
+	c.InitialDelay = cmp.Or(c.InitialDelay, 3*time.Second)
+	c.MinSession = cmp.Or(c.MinSession, 6*time.Second)
+	c.MaxSession = cmp.Or(c.MaxSession, 30*time.Minute)
+	c.MaxSize = cmp.Or(c.MaxSize, 1<<31-1)
+	return c
+}
+
+// Coordinator is the mind of groups. Owners of znode consumers and offsets it grants one by one, by conditional commands.
+// Classic members (JoinGroup) it keeps by Kafka's rules: see group.
 type Coordinator struct {
-	open map[RequestID]Request
+	cfg    Config
+	open   map[RequestID]Request // commands that are being proposed
+	groups map[string]*group     // with classic members, joining members, or an end to come
+	puts   map[RequestID]*group  // proposals of our own
+	last   RequestID             // of our own
+	loaded bool
+	next   time.Duration // the earliest deadline, or earlier
+
+	// Of the call that runs.
+	v    *state.View
+	now  time.Duration
+	acts []Action
 }
 
 var _ Mind = (*Coordinator)(nil)
 
 // NewCoordinator starts a term without memory of earlier ones.
-func NewCoordinator() *Coordinator { return &Coordinator{open: map[RequestID]Request{}} }
-
-// Request proposes what the coordinator owns and refuses everything else.
-func (c *Coordinator) Request(_ *state.View, r Request, _ time.Duration) []Action {
-	switch r.Command.GetBody().(type) {
-	case *statepb.Command_ClaimOwner, *statepb.Command_CommitOffsets, *statepb.Command_DeleteOffsets:
-		c.open[r.ID] = r
-		return []Action{{Request: r.ID, Propose: r.Command}}
-	}
-	return []Action{{Request: r.ID, Reply: &statepb.Result{Code: statepb.Code_INVALID, Text: "not a request of groups"}}}
+func NewCoordinator(cfg Config) *Coordinator {
+	return &Coordinator{cfg: cfg.withDefaults(), open: map[RequestID]Request{}, groups: map[string]*group{}, puts: map[RequestID]*group{},
+		last: ownIDs}
 }
 
-// Settled answers with the command's result. A repeated claim that finds its own owner has succeeded the first time.
-func (c *Coordinator) Settled(v *state.View, id RequestID, res *statepb.Result, _ time.Duration) []Action {
+// begin starts a call; the first one of the term takes over the members that the state has.
+func (c *Coordinator) begin(v *state.View, now time.Duration) {
+	c.v, c.now, c.acts = v, now, nil
+	if c.loaded {
+		return
+	}
+	c.loaded, c.next = true, never
+	v.Groups(func(row *state.Group) bool {
+		if row.Classic() {
+			c.load(row)
+		}
+		return true
+	})
+}
+
+func (c *Coordinator) do(a Action) { c.acts = append(c.acts, a) }
+
+// Request proposes what the coordinator owns, hands Kafka's requests to their group, and refuses everything else.
+func (c *Coordinator) Request(v *state.View, r Request, now time.Duration) []Action {
+	c.begin(v, now)
+	if r.Kafka != nil {
+		c.kafka(r)
+		return c.acts
+	}
+	switch b := r.Command.GetBody().(type) {
+	case *statepb.Command_DeleteGroup:
+		if g := c.groups[b.DeleteGroup.Group]; g != nil && g.joining() {
+			return []Action{{Request: r.ID, Reply: &statepb.Result{Code: statepb.Code_NOT_EMPTY, Text: "members are joining the group"}}}
+		}
+	case *statepb.Command_ClaimOwner, *statepb.Command_CommitOffsets, *statepb.Command_DeleteOffsets:
+	default:
+		return []Action{{Request: r.ID, Reply: &statepb.Result{Code: statepb.Code_INVALID, Text: "not a request of groups"}}}
+	}
+	c.open[r.ID] = r
+	return []Action{{Request: r.ID, Propose: r.Command}}
+}
+
+// Settled answers with the command's result. A repeated claim that finds its own owner has succeeded the first time; a
+// member's commit is a sign of life.
+func (c *Coordinator) Settled(v *state.View, id RequestID, res *statepb.Result, now time.Duration) []Action {
+	c.begin(v, now)
+	if g, ok := c.puts[id]; ok {
+		delete(c.puts, id)
+		c.settled(g, res)
+		return c.acts
+	}
 	r, ok := c.open[id]
 	if !ok {
 		return nil
@@ -82,7 +170,13 @@ func (c *Coordinator) Settled(v *state.View, id RequestID, res *statepb.Result, 
 			res = &statepb.Result{Index: res.Index, Zxid: int64(v.ZXID()), Path: path}
 		}
 	}
-	return []Action{{Request: id, Reply: res}}
+	if b := r.Command.GetCommitOffsets(); b != nil && b.Member != "" && res.Code == statepb.Code_OK {
+		if g := c.groups[b.Group]; g != nil {
+			c.alive(g, b.Member)
+		}
+	}
+	c.do(Action{Request: id, Reply: res})
+	return c.acts
 }
 
 // ownClaim reports whether the owner that a claim met is the claim itself.
@@ -94,17 +188,35 @@ func ownClaim(v *state.View, cmd *statepb.Command) (path string, own bool) {
 	return "/consumers/" + c.Group + "/owners/" + c.Topic + "/" + c.Name, own
 }
 
-// Changed needs nothing: nothing is held.
-func (c *Coordinator) Changed(*state.View, []state.Change, time.Duration) []Action { return nil }
-
-// Cancel forgets a request; its command, once proposed, stands.
-func (c *Coordinator) Cancel(_ *state.View, r RequestID, _ time.Duration) []Action {
-	delete(c.open, r)
-	return nil
+// Changed needs nothing: what a group waits for comes as a request, a result or the time.
+func (c *Coordinator) Changed(v *state.View, _ []state.Change, now time.Duration) []Action {
+	c.begin(v, now)
+	return c.acts
 }
 
-// Deadline is never: nothing is held.
-func (c *Coordinator) Deadline() (time.Duration, bool) { return 0, false }
+// Cancel forgets a request; its command, once proposed, stands.
+func (c *Coordinator) Cancel(v *state.View, r RequestID, now time.Duration) []Action {
+	c.begin(v, now)
+	if _, ok := c.open[r]; ok {
+		delete(c.open, r)
+		return nil
+	}
+	c.cancel(r)
+	return c.acts
+}
 
-// Expire has nothing to do.
-func (c *Coordinator) Expire(*state.View, time.Duration) []Action { return nil }
+// Deadline is the earliest moment at which something may be due; at the start of the term at once, so that the sessions of
+// members begin to run.
+func (c *Coordinator) Deadline() (time.Duration, bool) {
+	if !c.loaded {
+		return 0, true
+	}
+	return c.next, c.next != never
+}
+
+// Expire ends sessions, waits and empty groups whose time has come.
+func (c *Coordinator) Expire(v *state.View, now time.Duration) []Action {
+	c.begin(v, now)
+	c.expire()
+	return c.acts
+}

@@ -108,6 +108,7 @@ type Groups struct {
 	InitialRebalanceDelay time.Duration // group.initial.rebalance.delay.ms
 	MinSessionTimeout     time.Duration // group.min.session.timeout.ms
 	MaxSessionTimeout     time.Duration // group.max.session.timeout.ms
+	MaxSize               int           // group.max.size
 }
 
 // Note names a key that has no effect, and why.

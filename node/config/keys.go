@@ -36,7 +36,7 @@ const (
 	whyRaft      = "the Raft quorum of barnabas is set up by `cluster init` and `--join`"
 	whyInLog     = "offsets, groups and transactions are in the metadata log, not in a topic"
 	whyRetention = "retention and compaction are not built yet: nothing is deleted by age or size"
-	whyGroups    = "group membership over JoinGroup is not built yet"
+	whyGroups    = "the new group protocols (KIP-848 and later) are not built yet; JoinGroup is"
 	whyTxn       = "transactions are not built yet"
 	whySecurity  = "TLS and SASL are not built yet: every connection is plain and not authenticated"
 	whyAuthz     = "authorization is not built yet: every client may do everything"
@@ -95,6 +95,12 @@ var specs = []spec{
 	{name: "socket.request.max.bytes", kind: kInt, def: "104857600", min: 1024, max: maxInt32, help: "largest request frame"},
 	{name: "replica.fetch.max.bytes", kind: kInt, def: "1048576", min: 0, max: maxInt32, help: "bytes per partition of a replica's fetch"},
 
+	// Groups.
+	{name: "group.initial.rebalance.delay.ms", kind: kMillis, def: "3000", min: 0, max: maxInt32, help: "wait for more members when a group begins"},
+	{name: "group.min.session.timeout.ms", kind: kMillis, def: "6000", min: 1, max: maxInt32, help: "shortest session a group member may ask for"},
+	{name: "group.max.session.timeout.ms", kind: kMillis, def: "1800000", min: 1, max: maxInt32, help: "longest session a group member may ask for"},
+	{name: "group.max.size", kind: kInt, def: "2147483647", min: 1, max: maxInt32, help: "members that a group may have"},
+
 	// Known, checked, and not honoured yet.
 	{name: "log.retention.ms", kind: kMillis, min: -1, max: maxInt64, unmet: whyRetention},
 	{name: "log.retention.minutes", kind: kMinutes, min: -1, max: maxInt32, unmet: whyRetention},
@@ -105,9 +111,6 @@ var specs = []spec{
 	{name: "log.cleaner.enable", kind: kBool, unmet: whyRetention},
 	{name: "log.roll.jitter.ms", kind: kMillis, min: 0, max: maxInt64, unmet: whyLater},
 	{name: "log.roll.jitter.hours", kind: kHours, min: 0, max: maxInt32, unmet: whyLater},
-	{name: "group.initial.rebalance.delay.ms", kind: kMillis, def: "3000", min: 0, max: maxInt32, unmet: whyGroups},
-	{name: "group.min.session.timeout.ms", kind: kMillis, def: "6000", min: 1, max: maxInt32, unmet: whyGroups},
-	{name: "group.max.session.timeout.ms", kind: kMillis, def: "1800000", min: 1, max: maxInt32, unmet: whyGroups},
 	{name: "offsets.retention.minutes", kind: kMinutes, min: 1, max: maxInt32, unmet: "offsets do not expire yet"},
 	{name: "offsets.retention.check.interval.ms", kind: kMillis, min: 1, max: maxInt64, unmet: "offsets do not expire yet"},
 	{name: "transactional.id.expiration.ms", kind: kMillis, min: 1, max: maxInt32, unmet: whyTxn},
@@ -148,7 +151,7 @@ var families = []struct{ prefix, why string }{
 	{"group.share.", whyGroups},
 	{"group.streams.", whyGroups},
 	{"group.coordinator.", whyInLog},
-	{"group.", whyGroups},
+	{"group.", whyNoNeed},
 	{"log.cleaner.", whyRetention},
 	{"log.retention.", whyRetention},
 	{"log.flush.", "acks=all is on disk before it is answered; there is no flush interval"},

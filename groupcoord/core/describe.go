@@ -1,0 +1,180 @@
+package core
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
+)
+
+const (
+	notAsked        = -1 << 31
+	groupOperations = 1<<3 | 1<<6 | 1<<8 // read, delete, describe: nothing is forbidden
+)
+
+// describe answers for groups of all kinds as Kafka's tools expect it (GroupMetadataManager.describeGroups). A group that does
+// not exist is "Dead" before v6.
+func (c *Coordinator) describe(r Request, req *kmsg.DescribeGroupsRequest) {
+	resp := req.ResponseKind().(*kmsg.DescribeGroupsResponse)
+	for _, name := range req.Groups {
+		out := kmsg.NewDescribeGroupsResponseGroup()
+		out.Group, out.Members = name, []kmsg.DescribeGroupsResponseGroupMember{}
+		if out.AuthorizedOperations = notAsked; req.IncludeAuthorizedOperations {
+			out.AuthorizedOperations = groupOperations
+		}
+		kind, st := c.kind(name)
+		switch {
+		case state.ValidGroupID(name) != "":
+			out.ErrorCode = kerr.InvalidGroupID.Code
+		case kind == kindNone:
+			if out.State = "Dead"; req.Version >= 6 {
+				why := "there is no group " + name
+				out.ErrorCode, out.ErrorMessage = kerr.GroupIDNotFound.Code, &why
+			}
+		default:
+			out.State = st
+			switch kind {
+			case kindClassic:
+				c.describeMembers(&out, st == "Stable")
+			case kindLegacy:
+				c.describeLegacy(&out)
+			}
+		}
+		resp.Groups = append(resp.Groups, out)
+	}
+	c.do(Action{Request: r.ID, Answer: resp})
+}
+
+func (c *Coordinator) describeMembers(out *kmsg.DescribeGroupsResponseGroup, stable bool) {
+	row, _ := c.v.Group(out.Group)
+	if row == nil { // its first members are on the way in
+		out.ProtocolType = c.groups[out.Group].protocolType()
+		return
+	}
+	out.ProtocolType = row.ProtocolType
+	if stable {
+		out.Protocol = row.Protocol
+	}
+	for _, m := range row.Members {
+		o := kmsg.NewDescribeGroupsResponseGroupMember()
+		o.MemberID, o.ClientID, o.ClientHost = m.ID, m.Client, "/"+m.Host
+		o.ProtocolMetadata, o.MemberAssignment = []byte{}, []byte{}
+		if m.Instance != "" {
+			o.InstanceID = &m.Instance
+		}
+		if stable {
+			o.ProtocolMetadata = append(o.ProtocolMetadata, metadata(m, row.Protocol)...)
+			o.MemberAssignment = append(o.MemberAssignment, m.Assignment...)
+		}
+		out.Members = append(out.Members, o)
+	}
+}
+
+// describeLegacy shows znode consumers as members, with the partitions whose owner znodes they hold.
+func (c *Coordinator) describeLegacy(out *kmsg.DescribeGroupsResponseGroup) {
+	out.ProtocolType, out.Protocol = "consumer", "zookeeper"
+	owned := map[string]map[string][]int32{} // by member and topic
+	c.v.ZnodeChildren("/consumers/"+out.Group+"/owners", func(topic string, _ *state.Znode) bool {
+		c.v.Owners(out.Group, topic, func(name string, z *state.Znode) bool {
+			member := string(z.Data)
+			if i := strings.LastIndexByte(member, '-'); i > 0 {
+				if _, exact := c.v.Znode("/consumers/" + out.Group + "/ids/" + member); !exact {
+					member = member[:i] // <id>-<thread>
+				}
+			}
+			if n, ok := state.ParsePartition(name); ok {
+				if owned[member] == nil {
+					owned[member] = map[string][]int32{}
+				}
+				owned[member][topic] = append(owned[member][topic], n)
+			}
+			return true
+		})
+		return true
+	})
+	c.v.Members(out.Group, func(member string, _ *state.Znode) bool {
+		o := kmsg.NewDescribeGroupsResponseGroupMember()
+		o.MemberID, o.ClientID, o.ClientHost = member, member, "zookeeper"
+		o.ProtocolMetadata = []byte{}
+		a := kmsg.NewConsumerMemberAssignment()
+		for topic, partitions := range owned[member] {
+			t := kmsg.NewConsumerMemberAssignmentTopic()
+			t.Topic, t.Partitions = topic, partitions
+			slices.Sort(t.Partitions)
+			a.Topics = append(a.Topics, t)
+		}
+		slices.SortFunc(a.Topics, func(x, y kmsg.ConsumerMemberAssignmentTopic) int { return strings.Compare(x.Topic, y.Topic) })
+		o.MemberAssignment = a.AppendTo(nil)
+		out.Members = append(out.Members, o)
+		return true
+	})
+}
+
+type kind int
+
+const (
+	kindNone    kind = iota
+	kindSimple       // offsets alone
+	kindClassic      // members came by JoinGroup
+	kindLegacy       // znode consumers are live
+)
+
+// kind tells what a group is, and its state in Kafka's words.
+func (c *Coordinator) kind(name string) (kind, string) {
+	if g := c.groups[name]; g != nil && (g.reb != nil || len(g.joins) > 0) {
+		g.row, _ = c.v.Group(name)
+		return kindClassic, g.state()
+	}
+	row, ok := c.v.Group(name)
+	switch {
+	case !ok:
+		return kindNone, "Dead"
+	case len(row.Members) > 0:
+		return kindClassic, (&group{row: row}).state()
+	case legacy(c.v, name):
+		return kindLegacy, "Stable"
+	case row.Classic():
+		return kindClassic, "Empty"
+	}
+	k := kindNone // directories alone are no group
+	c.v.Offsets(name, func(string, *state.Offset) bool { k = kindSimple; return false })
+	if k == kindNone {
+		return k, "Dead"
+	}
+	return k, "Empty"
+}
+
+func (c *Coordinator) list(r Request, req *kmsg.ListGroupsRequest) {
+	resp := req.ResponseKind().(*kmsg.ListGroupsResponse)
+	resp.Groups = []kmsg.ListGroupsResponseGroup{}
+	wanted := func(filter []string, is string) bool {
+		return len(filter) == 0 || slices.ContainsFunc(filter, func(f string) bool { return strings.EqualFold(f, is) })
+	}
+	add := func(name, protocolType, st string) {
+		out := kmsg.NewListGroupsResponseGroup()
+		out.Group, out.ProtocolType, out.GroupState, out.GroupType = name, protocolType, st, "classic"
+		if wanted(req.StatesFilter, st) && wanted(req.TypesFilter, out.GroupType) {
+			resp.Groups = append(resp.Groups, out)
+		}
+	}
+	c.v.Groups(func(row *state.Group) bool {
+		switch kind, st := c.kind(row.Name); kind {
+		case kindClassic, kindSimple:
+			add(row.Name, row.ProtocolType, st)
+		case kindLegacy:
+			add(row.Name, "consumer", st)
+		}
+		return true
+	})
+	for _, name := range c.names() { // first members on their way in
+		if g := c.groups[name]; g.reb != nil {
+			if _, ok := c.v.Group(name); !ok {
+				add(name, g.protocolType(), g.state())
+			}
+		}
+	}
+	c.do(Action{Request: r.ID, Answer: resp})
+}

@@ -1,0 +1,71 @@
+package groupcoord
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/barnabas-mq/barnabas/groupcoord/core"
+)
+
+// A request of Method is a byte of flags and a statepb.Command, or with flagKafka
+//
+//	key int16 | version int16 | client id, host, nonce: each with its length as int16 | Kafka's body of that version
+//
+// answered by a statepb.Result, or by the index of the coordinator's view (int64) and Kafka's body.
+const (
+	flagRepeat = 1 << iota // an earlier coordinator may have carried it out
+	flagKafka
+)
+
+const heartbeatKey = 12
+
+func encodeKafka(clientID, host, nonce string, req kmsg.Request) []byte {
+	b := binary.BigEndian.AppendUint16(nil, uint16(req.Key()))
+	b = binary.BigEndian.AppendUint16(b, uint16(req.GetVersion()))
+	for _, s := range []string{clientID, host, nonce} {
+		b = append(binary.BigEndian.AppendUint16(b, uint16(len(s))), s...)
+	}
+	return req.AppendTo(b)
+}
+
+var errShort = errors.New("cut short")
+
+func decodeKafka(b []byte) (*core.KafkaRequest, error) {
+	if len(b) < 4 {
+		return nil, errShort
+	}
+	key, version := int16(binary.BigEndian.Uint16(b)), int16(binary.BigEndian.Uint16(b[2:]))
+	b = b[4:]
+	var parts [3]string
+	for i := range parts {
+		if len(b) < 2 || len(b) < 2+int(binary.BigEndian.Uint16(b)) {
+			return nil, errShort
+		}
+		n := 2 + int(binary.BigEndian.Uint16(b))
+		parts[i], b = string(b[2:n]), b[n:]
+	}
+	req := kmsg.RequestForKey(key)
+	if req == nil || version < 0 || version > req.MaxVersion() {
+		return nil, fmt.Errorf("key %d version %d is no request", key, version)
+	}
+	req.SetVersion(version)
+	if err := req.ReadFrom(b); err != nil {
+		return nil, err
+	}
+	return &core.KafkaRequest{Body: req, ClientID: parts[0], Host: parts[1], Nonce: parts[2]}, nil
+}
+
+// nonce is a random UUID for requests that may make a member.
+func nonce(req kmsg.Request) string {
+	if _, ok := req.(*kmsg.JoinGroupRequest); !ok {
+		return ""
+	}
+	var u [16]byte
+	_, _ = rand.Read(u[:]) // never fails
+	u[6], u[8] = u[6]&0x0f|0x40, u[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+}
