@@ -135,7 +135,7 @@ func (m *Manager) fetchItem(req *FetchRequest, item *FetchItem, left int, first 
 	if now := r.leadsLocked(-1); now != nil || r.s.epoch != epoch {
 		return failedResult(fmt.Errorf("%w: %s changed hands", ErrNotLeader, r)), 0
 	}
-	if wait, no := r.shownLocked(); no != nil {
+	if wait, no := r.shownLocked(hw); no != nil {
 		return failedResult(no), wait
 	}
 	if err != nil {

@@ -54,7 +54,7 @@ func (s *shown) mayAnswer() error {
 	if s.r.s.epoch != s.epoch {
 		return fmt.Errorf("%w: %s changed hands", ErrNotLeader, s.r)
 	}
-	_, err := s.r.shownLocked()
+	_, err := s.r.shownLocked(s.hw)
 	return err
 }
 

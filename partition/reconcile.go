@@ -176,7 +176,7 @@ func (r *replica) reopenIfDue(conf *topicConfig) {
 	due := r.s.role == failed && r.m.deps.Clock.Boot() >= r.s.retryAt
 	l := r.s.log
 	if due {
-		r.s.log = nil
+		r.s.log, r.s.epoch, r.s.rowEpoch = nil, -1, -1 // it begins as if it were new
 	}
 	r.mu.Unlock()
 	if !due {
@@ -188,7 +188,6 @@ func (r *replica) reopenIfDue(conf *topicConfig) {
 	r.open(conf)
 	if r.s.log != nil {
 		r.logger.Info("log opened again after a disk error", slog.Int64("end", int64(r.s.log.LogEnd())))
-		r.s.epoch, r.s.rowEpoch = -1, -1
 	}
 }
 

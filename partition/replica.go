@@ -191,15 +191,15 @@ func (r *replica) joiningLocked(b id.BrokerID, f *remote) bool {
 	return f.everCaughtUp && !f.leaving && r.m.eligible(b, f.epoch) && r.m.deps.Clock.Boot()-f.caughtUp <= r.m.cfg.ReplicaLagMax
 }
 
-// shownLocked says whether the marks may be shown to consumers: the high watermark has reached what was taken over, and the
-// right to serve is held now. The data must have been read before. wait is how long until it is worth to ask again; 0 with an
+// shownLocked says whether a high watermark of this epoch may be shown to consumers: it had reached what was taken over when
+// it was read, and the right to serve is held now. hw and data must have been read before. wait is how long until it is worth to ask again; 0 with an
 // error: answer it at once.
-func (r *replica) shownLocked() (wait time.Duration, err error) {
+func (r *replica) shownLocked(hw id.Offset) (wait time.Duration, err error) {
 	if wait, err := r.rightLocked(r.m.deps.Clock.Boot()); err != nil {
 		return wait, err
 	}
-	if r.s.hw < r.s.lead.epochStart {
-		return parkedForEvent, fmt.Errorf("%w: the high watermark of %s is %d, epoch %d began at %d", ErrOffsetNotAvailable, r, r.s.hw, r.s.epoch, r.s.lead.epochStart)
+	if hw < r.s.lead.epochStart {
+		return parkedForEvent, fmt.Errorf("%w: the high watermark of %s was %d, epoch %d began at %d", ErrOffsetNotAvailable, r, hw, r.s.epoch, r.s.lead.epochStart)
 	}
 	return 0, nil
 }
