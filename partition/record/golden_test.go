@@ -1,8 +1,8 @@
 package record
 
 import (
-	"cmp"
 	"bytes"
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
