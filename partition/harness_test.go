@@ -47,15 +47,20 @@ type broker struct {
 	cancel  context.CancelFunc
 	done    chan error
 	up      atomic.Bool
-	dead    context.Context // ends with the incarnation
-	leased  atomic.Bool     // the broker lease is held
-	lost    atomic.Int64    // Boot time at which it was last granted, while applied entries are held back; 0: now
+	inc     atomic.Pointer[incarnation] // as m, for other brokers' goroutines
+	leased  atomic.Bool                 // the broker lease is held
+	lost    atomic.Int64                // Boot time at which it was last granted, while applied entries are held back; 0: now
 	fault   atomic.Pointer[func(vfs.Op) error]
 	cut     sync.Map // id.BrokerID -> struct{}: calls from here to there fail
 	calls   atomic.Int64
 	lagging bool // applied entries are held back, guarded by c.mu
 	held    []state.Applied
 	view    atomic.Pointer[state.View]
+}
+
+type incarnation struct {
+	m    *Manager
+	dead context.Context // ends with it
 }
 
 func newCluster(t testing.TB, n int, cfg Config) *cluster {
@@ -152,16 +157,18 @@ var errCut = errors.New("cut")
 func (b *broker) Call(ctx context.Context, to id.BrokerID, method string, payload []byte) ([]byte, error) {
 	b.calls.Add(1)
 	peer := b.c.brokers[to]
+	self := b.inc.Load()
 	if _, cut := b.cut.Load(to); cut || method != MethodFetch || peer == nil || !peer.up.Load() {
 		return nil, errCut
 	}
+	at := peer.inc.Load()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(peer.dead, cancel)()
-	defer context.AfterFunc(b.dead, cancel)()
+	defer context.AfterFunc(at.dead, cancel)()
+	defer context.AfterFunc(self.dead, cancel)()
 	epoch := id.BrokerEpoch(b.epoch.Load())
-	res, err := peer.m.HandleReplicaFetch(ctx, b.id, epoch, payload)
-	if _, cut := b.cut.Load(to); cut || !peer.up.Load() || !b.up.Load() {
+	res, err := at.m.HandleReplicaFetch(ctx, b.id, epoch, payload)
+	if _, cut := b.cut.Load(to); cut || !peer.up.Load() || !b.up.Load() || peer.inc.Load() != at {
 		return nil, errCut
 	}
 	return res, err
@@ -201,10 +208,11 @@ func (b *broker) start() {
 	b.m, b.lagging, b.held = m, false, nil
 	b.lost.Store(0)
 	b.view.Store(c.st.View())
+	ctx, cancel := context.WithCancel(context.Background())
+	b.cancel, b.done = cancel, make(chan error, 1)
+	b.inc.Store(&incarnation{m: m, dead: ctx})
 	b.up.Store(true)
 	c.mu.Unlock()
-	ctx, cancel := context.WithCancel(context.Background())
-	b.dead, b.cancel, b.done = ctx, cancel, make(chan error, 1)
 	go func() { b.done <- m.Run(ctx) }()
 	res := c.do(&statepb.Command{Body: &statepb.Command_RegisterBroker{RegisterBroker: &statepb.RegisterBroker{
 		DirectoryId: fmt.Sprintf("dir-%d", b.id), Nonce: fmt.Sprint(b.nonce), WantedId: int32(b.id), MinLevel: state.MinLevel, MaxLevel: state.MinLevel,
