@@ -29,6 +29,9 @@ func (s *Server) offsetCommit(ctx context.Context, c *call, req *kmsg.OffsetComm
 		Group: req.Group, Member: req.MemberID, Generation: req.Generation, By: c.clientID + "@" + c.host,
 		From: statepb.OffsetOrigin_ORIGIN_KAFKA,
 	}
+	if req.InstanceID != nil {
+		cmd.Instance = *req.InstanceID
+	}
 	if req.Version == 0 {
 		cmd.From, cmd.Generation = statepb.OffsetOrigin_ORIGIN_ZNODE, -1
 	}

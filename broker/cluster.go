@@ -136,6 +136,12 @@ var codes = map[statepb.Code]*kerr.Error{
 	statepb.Code_LANE_ENDED:        kerr.NotController,
 	statepb.Code_LANE_GAP:          kerr.NotController,
 	statepb.Code_STALE_TERM:        kerr.NotController,
+
+	statepb.Code_UNKNOWN_GROUP:         kerr.GroupIDNotFound,
+	statepb.Code_UNKNOWN_MEMBER:        kerr.UnknownMemberID,
+	statepb.Code_ILLEGAL_GENERATION:    kerr.IllegalGeneration,
+	statepb.Code_REBALANCE_IN_PROGRESS: kerr.RebalanceInProgress,
+	statepb.Code_FENCED_INSTANCE:       kerr.FencedInstanceID,
 }
 
 // settled turns the outcome of propose into a fault, nil for success. An error means that nobody knows: the client hears

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kmsg"
+
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
@@ -122,6 +124,9 @@ type Proposer interface {
 // unknown. Any goroutine may call it.
 type Groups interface {
 	Do(ctx context.Context, cmd *statepb.Command) (*statepb.Result, error)
+	// Ask passes JoinGroup, SyncGroup, Heartbeat, LeaveGroup, DescribeGroups or ListGroups on, for a client with an id and a host.
+	// The answer has the request's version. An error says that no coordinator was found.
+	Ask(ctx context.Context, clientID, host string, req kmsg.Request) (kmsg.Response, error)
 }
 
 // Metrics observes a Server. Calls come from many goroutines and must not block.

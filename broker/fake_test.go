@@ -31,6 +31,8 @@ type fakeMeta struct {
 	err   error               // what Propose returns in place of applying
 	asked int                 // commands that came
 	tell  func(state.Applied) // hears every applied entry, in order; may be nil
+
+	groups fakeGroups
 }
 
 func (m *fakeMeta) View() *state.View { return m.view.Load() }

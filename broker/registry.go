@@ -86,7 +86,8 @@ func served() []api {
 	all := []api{
 		produceAPI, fetchAPI, listOffsetsAPI, metadataAPI, offsetCommitAPI, offsetFetchAPI, findCoordinatorAPI, apiVersionsAPI,
 		createTopicsAPI, deleteTopicsAPI, initProducerIDAPI, offsetForLeaderEpochAPI, describeConfigsAPI, alterConfigsAPI,
-		createPartitionsAPI, incrementalAlterConfigsAPI, describeClusterAPI,
+		createPartitionsAPI, incrementalAlterConfigsAPI, describeClusterAPI, joinGroupAPI, heartbeatAPI, leaveGroupAPI, syncGroupAPI,
+		describeGroupsAPI, listGroupsAPI, deleteGroupsAPI, offsetDeleteAPI,
 	}
 	slices.SortFunc(all, func(a, b api) int { return int(a.key) - int(b.key) })
 	return all

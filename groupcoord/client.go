@@ -73,7 +73,8 @@ func (c *Client) Do(ctx context.Context, cmd *statepb.Command) (*statepb.Result,
 }
 
 // Ask passes a client's JoinGroup, SyncGroup, Heartbeat, LeaveGroup, DescribeGroups or ListGroups of any version to the
-// coordinator and waits as Do does. An error means that nothing is known; the client is to look for its coordinator again.
+// coordinator and waits as Do does, but not for a coordinator that cannot be found. An error means that the outcome is unknown; the
+// client is to look for its coordinator again.
 func (c *Client) Ask(ctx context.Context, clientID, host string, req kmsg.Request) (kmsg.Response, error) {
 	resp := req.ResponseKind()
 	return resp, c.do(ctx, flagKafka, encodeKafka(clientID, host, nonce(req), req), func(b []byte) (id.Index, error) {
@@ -88,12 +89,17 @@ func (c *Client) Ask(ctx context.Context, clientID, host string, req kmsg.Reques
 	})
 }
 
+// patience is how long Ask looks for a coordinator: a node that is cut off sends its clients to the others.
+const patience = 3 * time.Second
+
 // do asks until there is an answer; take reads it and tells which index the local view must have.
 func (c *Client) do(ctx context.Context, flags byte, body []byte, take func([]byte) (id.Index, error)) error {
 	payload := append([]byte{flags}, body...)
+	var lost time.Time
 	for {
 		leader, changed := c.cfg.Leaders.Leader()
 		if leader != "" {
+			asked := time.Now()
 			err := c.ask(ctx, leader, payload, take)
 			if err == nil {
 				return nil
@@ -101,10 +107,19 @@ func (c *Client) do(ctx context.Context, flags byte, body []byte, take func([]by
 			if cluster.CodeOf(err) == codeMalformed {
 				return err
 			}
+			if waited := time.Since(asked); waited > patience { // it was parked there, not lost
+				lost = time.Time{}
+			}
 			if !cluster.NotSent(err) && payload[0]&flagRepeat == 0 {
 				payload = append([]byte{flags | flagRepeat}, body...) // a new slice: the port may still hold the old one
 			}
 			c.cfg.Log.Debug("group request is repeated", "coordinator", leader, "err", err)
+		}
+		if lost.IsZero() {
+			lost = time.Now()
+		}
+		if flags&flagKafka != 0 && time.Since(lost) > patience {
+			return fmt.Errorf("group request: no coordinator answered for %s", patience)
 		}
 		pause := time.NewTimer(retryPause)
 		select {

@@ -14,7 +14,9 @@ import org.apache.kafka.common.record.MemoryRecords;
 public class GenerateGolden {
     static final ApiKeys[] APIS = {ApiKeys.PRODUCE, ApiKeys.FETCH, ApiKeys.LIST_OFFSETS, ApiKeys.METADATA, ApiKeys.OFFSET_COMMIT,
         ApiKeys.OFFSET_FETCH, ApiKeys.FIND_COORDINATOR, ApiKeys.API_VERSIONS, ApiKeys.CREATE_TOPICS, ApiKeys.DELETE_TOPICS,
-        ApiKeys.INIT_PRODUCER_ID, ApiKeys.OFFSET_FOR_LEADER_EPOCH, ApiKeys.DESCRIBE_CONFIGS, ApiKeys.ALTER_CONFIGS, ApiKeys.CREATE_PARTITIONS};
+        ApiKeys.INIT_PRODUCER_ID, ApiKeys.OFFSET_FOR_LEADER_EPOCH, ApiKeys.DESCRIBE_CONFIGS, ApiKeys.ALTER_CONFIGS, ApiKeys.CREATE_PARTITIONS,
+        ApiKeys.JOIN_GROUP, ApiKeys.HEARTBEAT, ApiKeys.LEAVE_GROUP, ApiKeys.SYNC_GROUP, ApiKeys.DESCRIBE_GROUPS, ApiKeys.LIST_GROUPS,
+        ApiKeys.DELETE_GROUPS};
 
     static long hash(String name) {
         CRC32 crc = new CRC32();

@@ -361,4 +361,3 @@ func (c *Coordinator) cancelIn(g *group, r RequestID) bool {
 	}
 	return false
 }
-

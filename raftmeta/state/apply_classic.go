@@ -69,13 +69,17 @@ func memberRow(m *statepb.GroupMember) *Member {
 }
 
 // checkCommit is Kafka's ClassicGroup.validateOffsetCommit: nil lets the commit in. A commit without member and generation
-// comes from a consumer that assigns partitions itself, a tool, or a znode's writer: while classic members live, only the
-// znode face may write beside them (groups.md, "Commits": a tool's write always wins).
+// comes from a consumer that assigns partitions itself, or a tool: it is refused while classic members live. OffsetCommit v0
+// (origin znode) is not refused, since that kills kafka-node, but not applied either (groups.md, "Commits"); a tool's write of
+// the znode itself does not come this way.
 func (s *State) checkCommit(c *statepb.CommitOffsets) *statepb.Result {
+	g, ok := s.groups.get([]byte(c.Group))
 	if c.From == statepb.OffsetOrigin_ORIGIN_ZNODE {
+		if ok && len(g.Members) > 0 {
+			return s.refuse(statepb.Code_OFFSET_STALE, "group %s has members that are no znodes", c.Group)
+		}
 		return nil
 	}
-	g, ok := s.groups.get([]byte(c.Group))
 	simple := c.Generation < 0 && c.Member == "" && c.Instance == ""
 	switch {
 	case !ok && c.Generation >= 0:
