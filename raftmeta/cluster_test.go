@@ -75,8 +75,11 @@ func (l *meshLayer) Dial(a raft.ServerAddress, d time.Duration) (net.Conn, error
 	}
 	mc := &meshConn{c, l.m, l.id, to}
 	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	if l.m.cuts[[2]string{l.id, to}] { // cut while it was dialed
+		return nil, errors.Join(errCut, c.Close())
+	}
 	l.m.conns[mc] = struct{}{}
-	l.m.mu.Unlock()
 	return mc, nil
 }
 

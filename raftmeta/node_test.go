@@ -79,20 +79,20 @@ func TestSubscribeOrderAndRestart(t *testing.T) {
 }
 
 func TestMindRunsAfterBarrier(t *testing.T) {
-	var running, terms atomic.Int64
 	c := newCluster(t, 3, nil)
 	c.stopAll()
 	started := make(chan id.Term, 16)
-	mind := func(ctx context.Context, term id.Term) {
-		if running.Add(1) > 1 {
-			t.Error("two minds at once")
-		}
-		terms.Add(1)
-		started <- term
-		<-ctx.Done()
-		running.Add(-1)
+	c.beforeStart = func(n *Node) {
+		var running atomic.Int64 // on one node; another's may not know yet that its term is over
+		n.RunMind("test", func(ctx context.Context, term id.Term) {
+			if running.Add(1) > 1 {
+				t.Error("two minds of one node at once")
+			}
+			started <- term
+			<-ctx.Done()
+			running.Add(-1)
+		})
 	}
-	c.beforeStart = func(n *Node) { n.RunMind("test", mind) }
 	for _, x := range c.ids {
 		c.start(x, nil)
 	}

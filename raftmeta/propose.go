@@ -275,7 +275,11 @@ func (n *Node) applyEntry(data []byte) func() (outcome, error) {
 		if err := f.Error(); err != nil {
 			return outcome{}, err
 		}
-		return f.Response().(outcome), nil
+		o, ok := f.Response().(outcome)
+		if !ok || o.settled == nil {
+			return outcome{}, errors.New("raftmeta: this node has stopped applying")
+		}
+		return o, nil
 	}
 }
 

@@ -68,6 +68,18 @@ func TestReopenAfterConflictingSnapshot(t *testing.T) {
 	if !compacted() {
 		t.Fatal("the new leader's log was not compacted")
 	}
+	// Another leader, whose first append to the old one is made from the compacted log.
+	must(t, other.TransferLeadership(c.ctx()))
+	eventually(t, "the third node leads", func() bool {
+		for _, n := range c.up() {
+			if n.id != old.id && n.id != other.id && n.leaderTerm() > 0 {
+				lo, err := n.stores.log.FirstIndex()
+				must(t, err)
+				return lo > common+1
+			}
+		}
+		return false
+	})
 	if other.inst.Load().r.LastIndex() >= tail {
 		t.Fatalf("the old leader's tail ends at %d, the new one's log at %d", tail, other.inst.Load().r.LastIndex())
 	}

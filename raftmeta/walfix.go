@@ -50,7 +50,8 @@ type walLog struct {
 
 var _ raft.LogStore = (*walLog)(nil)
 
-// DeleteRange implements raft.LogStore. raft has one writer, so no rotation begins while this runs.
+// DeleteRange implements raft.LogStore. What deletes the end of the log is raft's main goroutine, which is also the only one
+// that appends, so no rotation begins while this runs; a deletion at the front does not touch the tail.
 func (l *walLog) DeleteRange(lo, hi uint64) error {
 	l.filer.waitRotation()
 	return l.WAL.DeleteRange(lo, hi)
