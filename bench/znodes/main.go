@@ -45,6 +45,7 @@ func run() error {
 	bin := flag.String("bin", "bin/barnabas", "the barnabas binary")
 	jars := flag.String("zookeeper", ".tools/zookeeper-3.9.5/lib", "folder with ZooKeeper's jars")
 	clients := flag.String("clients", "1,32,256", "concurrent clients, each with a connection of its own")
+	base := flag.Int("port", 23100, "first of 40 free ports, for barnabas")
 	count := flag.Duration("time", 5*time.Second, "length of one measurement")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -59,7 +60,7 @@ func run() error {
 		return err
 	}
 	defer z.stop()
-	b, err := startBarnabas(ctx, *bin, filepath.Join(dir, "barnabas"))
+	b, err := startBarnabas(ctx, *bin, filepath.Join(dir, "barnabas"), *base)
 	if err != nil {
 		return err
 	}
@@ -256,19 +257,11 @@ func startZooKeeper(ctx context.Context, jars, dir string) (system, error) {
 	return s, nil
 }
 
-func startBarnabas(ctx context.Context, bin, dir string) (system, error) {
+func startBarnabas(ctx context.Context, bin, dir string, port int) (system, error) {
 	s := system{name: "barnabas"}
-	var first [4]int
-	for i := range first { // three in a row of each kind
-		p, err := ports(1)
-		if err != nil {
-			return s, err
-		}
-		first[i] = p[0] - p[0]%4 + i*10 // apart from each other; dev reports a port that is taken
-	}
 	args := []string{"dev", "--nodes", "3", "--dir", dir}
 	for i, flag := range []string{"--kafka-port", "--zk-port", "--admin-port", "--cluster-port"} {
-		args = append(args, flag, strconv.Itoa(first[i]))
+		args = append(args, flag, strconv.Itoa(port+10*i)) // dev says so when one is taken
 	}
 	cmd := exec.Command(bin, args...)
 	cmd.Stdout, cmd.Stderr = io.Discard, os.Stderr
@@ -277,7 +270,7 @@ func startBarnabas(ctx context.Context, bin, dir string) (system, error) {
 	}
 	s.stop = func() { end([]*exec.Cmd{cmd}) }
 	for n := range 3 {
-		s.servers = append(s.servers, "127.0.0.1:"+strconv.Itoa(first[1]+n))
+		s.servers = append(s.servers, "127.0.0.1:"+strconv.Itoa(port+10+n))
 	}
 	for _, a := range s.servers {
 		c, err := dial(ctx, a)
