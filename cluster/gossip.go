@@ -56,12 +56,14 @@ type Gossip struct {
 
 	mu      sync.Mutex
 	peers   map[id.DirectoryID]Identity
+	addrs   map[string]string // by name, of all members as memberlist dials them: its own Node is written while others read it
 	changed chan struct{}
 }
 
 // StartGossip begins discovery on a started port.
 func (c *Cluster) StartGossip(cfg GossipConfig) (*Gossip, error) {
-	g := &Gossip{c: c, cfg: cfg.withDefaults(), log: c.log, update: make(chan struct{}, 1), peers: map[id.DirectoryID]Identity{}, changed: make(chan struct{})}
+	g := &Gossip{c: c, cfg: cfg.withDefaults(), log: c.log, update: make(chan struct{}, 1), peers: map[id.DirectoryID]Identity{},
+		addrs: map[string]string{}, changed: make(chan struct{})}
 	g.ctx, g.cancel = context.WithCancel(c.ctx)
 	ip, port, err := gossipAddr(c.Self().Addr)
 	if err != nil {
@@ -182,12 +184,13 @@ func (g *Gossip) run() {
 // missing returns the seeds that are neither this node nor a known peer.
 func (g *Gossip) missing() []string {
 	known := map[string]bool{g.c.Self().Addr: true}
-	peers, _ := g.Peers()
-	for _, p := range peers {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, p := range g.peers {
 		known[p.Addr] = true
 	}
-	for _, m := range g.m.Members() {
-		known[m.Address()] = true
+	for _, addr := range g.addrs {
+		known[addr] = true
 	}
 	return slices.DeleteFunc(slices.Clone(g.cfg.Seeds), func(s string) bool { return known[s] })
 }
@@ -240,11 +243,12 @@ func (g *Gossip) NotifyJoin(n *memberlist.Node) { g.NotifyUpdate(n) }
 // NotifyUpdate implements memberlist.EventDelegate.
 func (g *Gossip) NotifyUpdate(n *memberlist.Node) {
 	p, ok := identityOf(n)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.addrs[n.Name] = n.Address()
 	if !ok || p.Directory == g.c.cfg.Directory {
 		return
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	g.peers[p.Directory] = p
 	g.changedLocked()
 }
@@ -253,6 +257,7 @@ func (g *Gossip) NotifyUpdate(n *memberlist.Node) {
 func (g *Gossip) NotifyLeave(n *memberlist.Node) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	delete(g.addrs, n.Name)
 	delete(g.peers, id.DirectoryID(n.Name))
 	g.changedLocked()
 }
