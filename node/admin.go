@@ -22,7 +22,7 @@ func (n *node) Unready() (why []console.Reason) {
 	if n.raft.Leader().ID == "" {
 		why = append(why, console.Reason{Name: "raft", Detail: "no Raft leader is known: a majority of voters must run and reach each other"})
 	}
-	if n.self.Load() == nil {
+	if _, epoch := n.selfEpoch(); epoch == 0 {
 		why = append(why, console.Reason{Name: "registration", Detail: "this broker is not registered yet"})
 	}
 	n.mu.Lock()

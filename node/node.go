@@ -65,8 +65,10 @@ type node struct {
 	reporter   *cluster.Reporter
 	deaths     *minds.Deaths
 
-	self       atomic.Pointer[registration] // nil until registered
+	self       atomic.Pointer[registration] // nil until the broker id is known; epoch 0 until registered
 	registered chan struct{}                // closed at the first registration
+	open       chan struct{}                // closed when the replicas may be opened
+	openOnce   sync.Once
 
 	mu      sync.Mutex
 	kafka   *broker.Server // after the first registration
@@ -85,7 +87,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 
 // assemble opens the data directory and makes the rooms; nothing runs yet.
 func assemble(cfg config.Config, log *slog.Logger) (_ *node, err error) {
-	n := &node{cfg: cfg, log: log, clock: clock.System{}, registered: make(chan struct{})}
+	n := &node{cfg: cfg, log: log, clock: clock.System{}, registered: make(chan struct{}), open: make(chan struct{})}
 	n.dir, err = openDataDir(vfs.OS(), cfg.DataDir, identity{Directory: cfg.DirectoryID, ClusterID: cfg.ClusterID})
 	if err != nil {
 		return nil, err
@@ -268,12 +270,12 @@ func (n *node) watchRaft(ctx context.Context) error {
 	}
 }
 
-// runPartitions opens the replicas once the node is registered: then the view has caught up with what the disk holds.
+// runPartitions opens the replicas once the view has caught up with what the disk holds.
 func (n *node) runPartitions(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-n.registered:
+	case <-n.open:
 		return n.parts.Run(ctx)
 	}
 }

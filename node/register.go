@@ -18,8 +18,15 @@ import (
 // registerPause is between attempts while no leader takes the registration.
 const registerPause = 50 * time.Millisecond
 
-// register keeps this node registered: a new incarnation at the start, and another whenever the former was fenced.
+// register keeps this node registered: a new incarnation at the start, and another whenever the former was fenced. A broker
+// that the cluster knows opens its logs first: from its registration on it may be given leaderships.
 func (n *node) register(ctx context.Context) error {
+	if err := n.openKnown(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
 	for first := true; ; first = false {
 		r, err := n.registerOnce(ctx)
 		if err != nil {
@@ -36,6 +43,7 @@ func (n *node) register(ctx context.Context) error {
 		n.parts.SelfChanged()
 		n.log.Info("registered", "broker", r.Broker, "epoch", r.Epoch)
 		if first {
+			n.mayOpen()
 			close(n.registered)
 		}
 		select {
@@ -47,29 +55,62 @@ func (n *node) register(ctx context.Context) error {
 	}
 }
 
+// openKnown waits until the view holds everything that was committed before now, and, if this directory is a broker's
+// already, until its replicas are open.
+func (n *node) openKnown(ctx context.Context) error {
+	res, err := n.raw(ctx, &statepb.Command{Body: &statepb.Command_Tick{Tick: &statepb.Tick{}}})
+	if err != nil {
+		return err
+	}
+	if err := n.raft.WaitIndex(ctx, id.Index(res.Index)); err != nil {
+		return err
+	}
+	b, known := n.raft.View().BrokerByDirectory(n.dir.Directory)
+	if !known {
+		return nil
+	}
+	n.self.Store(&registration{Broker: b.ID})
+	n.mayOpen()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-n.parts.Ready():
+		return nil
+	}
+}
+
+// mayOpen lets the partitions run.
+func (n *node) mayOpen() { n.openOnce.Do(func() { close(n.open) }) }
+
 // registerOnce proposes one incarnation until its outcome is known: repeats carry the same nonce.
 func (n *node) registerOnce(ctx context.Context) (*registration, error) {
 	cmd, err := n.registration()
 	if err != nil {
 		return nil, err
 	}
+	res, err := n.raw(ctx, cmd)
+	switch {
+	case err != nil:
+		return nil, err
+	case res.Code != statepb.Code_OK:
+		return nil, fmt.Errorf("this broker cannot join the cluster: %s", res.Text)
+	}
+	if err := n.raft.WaitIndex(ctx, id.Index(res.Index)); err != nil {
+		return nil, err
+	}
+	if err := n.dir.joined(n.raft.View().ClusterID()); err != nil {
+		return nil, err
+	}
+	n.cluster.SetClusterID(n.dir.ClusterID)
+	return &registration{id.BrokerID(res.Value), id.BrokerEpoch(res.Epoch)}, nil
+}
+
+// raw proposes an idempotent command without a lane until a leader of a founded cluster has settled it.
+func (n *node) raw(ctx context.Context, cmd *statepb.Command) (*statepb.Result, error) {
 	for {
 		res, err := n.raft.ProposeRaw(ctx, cmd)
-		switch {
-		case err != nil && !errors.Is(err, raftmeta.ErrStopped):
-		case err != nil:
-			return nil, err
-		case res.Code == statepb.Code_OK:
-			if err := n.raft.WaitIndex(ctx, id.Index(res.Index)); err != nil {
-				return nil, err
-			}
-			if err := n.dir.joined(n.raft.View().ClusterID()); err != nil {
-				return nil, err
-			}
-			n.cluster.SetClusterID(n.dir.ClusterID)
-			return &registration{id.BrokerID(res.Value), id.BrokerEpoch(res.Epoch)}, nil
-		case res.Code != statepb.Code_NOT_BOOTSTRAPPED:
-			return nil, fmt.Errorf("this broker cannot join the cluster: %s", res.Text)
+		if errors.Is(err, raftmeta.ErrStopped) || err == nil && res.Code != statepb.Code_NOT_BOOTSTRAPPED {
+			return res, err
 		}
 		select {
 		case <-ctx.Done():

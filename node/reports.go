@@ -31,7 +31,7 @@ func (n *node) assembleMinds() {
 			_, err := n.cluster.Probe(ctx, cluster.ToDirectory(d))
 			return err
 		},
-		Dead:  func(b id.BrokerID, e id.BrokerEpoch) { n.parts.ProvenDead(b, e); n.controller.Dead(b, e) },
+		Dead:  n.provenDead,
 		Waits: func() []id.BrokerID { return n.parts.WaitsFor() },
 	})
 	n.controller = minds.NewController(minds.ControllerConfig{
@@ -61,6 +61,16 @@ func groupsConfig(g config.Groups) core.Config {
 	return c
 }
 
+// provenDead passes a proof of death on: to leaders that wait, to the controller here, and to the voters' fail-over if it
+// was the Raft leader that died.
+func (n *node) provenDead(b id.BrokerID, e id.BrokerEpoch) {
+	n.parts.ProvenDead(b, e)
+	n.controller.Dead(b, e)
+	if row, ok := n.raft.View().Broker(b); ok && row.Epoch == e {
+		n.raft.LeaderIsDead(row.Directory)
+	}
+}
+
 func (n *node) lease() lease.Lease { return n.reporter.Lease() }
 
 // fetches is who fetches what from this broker, as a report tells it.
@@ -83,6 +93,6 @@ func (n *node) leave() {
 		n.log.Info("the Raft leadership was not handed over", "err", err)
 	}
 	if err := n.reporter.Leave(ctx); err != nil {
-		n.log.Warn("the others learn of this node's end only by its silence", "err", err)
+		n.log.Info("the others learn of this node's end only by its silence", "err", err)
 	}
 }
