@@ -207,6 +207,8 @@ func (c *Cluster) accept(ln net.Listener) {
 // maxHandshakes bounds connections that have not said who they are.
 const maxHandshakes = 512
 
+var errNotYet = errors.New("nobody here takes connections yet")
+
 // greet reads the first byte and the hello, answers, and hands the connection to its user.
 func (c *Cluster) greet(nc net.Conn) {
 	kind, peer, err := c.handshake(nc)
@@ -220,7 +222,11 @@ func (c *Cluster) greet(nc net.Conn) {
 	}
 	if err != nil || stopped {
 		if err != nil && !stopped {
-			c.log.Warn("cluster: connection refused", "from", nc.RemoteAddr().String(), "directory", peer.Directory, "err", err)
+			level := slog.LevelWarn
+			if errors.Is(err, errNotYet) { // this node is starting, and the other tries again
+				level = slog.LevelDebug
+			}
+			c.log.Log(c.ctx, level, "cluster: connection refused", "from", nc.RemoteAddr().String(), "directory", peer.Directory, "err", err)
 		}
 		nc.Close()
 		return
@@ -256,7 +262,7 @@ func (c *Cluster) handshake(nc net.Conn) (byte, Peer, error) {
 		if status, why = judge(self, kind, want, identity); status != statusOK {
 			err = errors.New(why)
 		} else if kind != kindRPC && kind != kindProbe && !c.accepts(kind) {
-			status, err = statusNotServedHere, fmt.Errorf("nobody here takes connections of kind %q yet", kind)
+			status, err = statusNotServedHere, fmt.Errorf("%w of kind %q", errNotYet, kind)
 		}
 	}
 	peer := Peer{Identity: identity, Member: isMember(self, identity)}

@@ -77,7 +77,7 @@ func (s *streams) offer(nc net.Conn, peer Peer) {
 	}
 }
 
-// Accept implements net.Listener.
+// Accept implements net.Listener: its error after the end is net.ErrClosed too.
 func (s *streams) Accept() (net.Conn, error) {
 	select {
 	case nc := <-s.ch:
@@ -85,7 +85,7 @@ func (s *streams) Accept() (net.Conn, error) {
 	case <-s.done:
 	case <-s.c.ctx.Done():
 	}
-	return nil, ErrStopped
+	return nil, fmt.Errorf("%w: %w", ErrStopped, net.ErrClosed)
 }
 
 // Close ends Accept and closes the connections that it and dial returned.

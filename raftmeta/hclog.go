@@ -2,10 +2,12 @@ package raftmeta
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log"
 	"log/slog"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -17,7 +19,7 @@ import (
 //
 // raft reports every failed attempt of every retry: a warning or error with the same text is passed on at most once in
 // hclogPause, with the number left out. None of its messages is fatal (what is comes back as an error), so the highest
-// level is Warn.
+// level is Warn. What belongs to a healthy cluster is Debug: see harmless.
 type hclogAdapter struct {
 	log  *slog.Logger
 	name string
@@ -79,6 +81,11 @@ func (a *hclogAdapter) Log(l hclog.Level, msg string, args ...any) {
 		return
 	}
 	args = plain(args)
+	if level == slog.LevelWarn && harmless(msg, args) {
+		if level = slog.LevelDebug; !a.log.Enabled(ctx, level) {
+			return
+		}
+	}
 	if level == slog.LevelWarn {
 		left, ok := a.lim.pass(msg, time.Now())
 		if !ok {
@@ -89,6 +96,20 @@ func (a *hclogAdapter) Log(l hclog.Level, msg string, args ...any) {
 		}
 	}
 	a.log.Log(ctx, level, msg, args...)
+}
+
+// harmless says whether a warning of raft's tells of nothing but our own ways: a commit push that overtook its entry (it
+// is repeated, and left to raft after that), an address that the address book does not have yet (raft then takes the one
+// of its configuration), and connections that this node closed itself when it stopped or when raft opened again.
+func harmless(msg string, args []any) bool {
+	switch msg {
+	case "failed to get previous log", "unable to get address for server, using fallback address":
+		return true
+	}
+	return slices.ContainsFunc(args, func(a any) bool {
+		err, ok := a.(error)
+		return ok && errors.Is(err, net.ErrClosed)
+	})
 }
 
 // plain renders hclog's own value types, which slog does not know.

@@ -230,7 +230,11 @@ func (t *term) propose(dec controller.Decision) {
 func (d *Controller) log(c *statepb.Command) {
 	switch b := c.Body.(type) {
 	case *statepb.Command_FenceBroker:
-		d.cfg.Log.Warn("fencing a broker", "broker", b.FenceBroker.Broker, "epoch", b.FenceBroker.Epoch, "why", b.FenceBroker.Reason)
+		level := slog.LevelWarn
+		if b.FenceBroker.Left { // it stops
+			level = slog.LevelInfo
+		}
+		d.cfg.Log.Log(context.Background(), level, "fencing a broker", "broker", b.FenceBroker.Broker, "epoch", b.FenceBroker.Epoch, "why", b.FenceBroker.Reason)
 	case *statepb.Command_SetBrokerVisible:
 		d.cfg.Log.Info("hiding a broker from /brokers/ids", "broker", b.SetBrokerVisible.Broker)
 	case *statepb.Command_ElectLeaders:
