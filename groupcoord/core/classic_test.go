@@ -133,7 +133,7 @@ func (s *stage) expire() {
 		}
 		s.act(s.mind.Expire(s.s.View(), s.now-s.start))
 	}
-	s.t.Fatal("a deadline that never goes")
+	panic("a deadline that never goes")
 }
 
 // advance moves the clock, with a stop at every deadline.

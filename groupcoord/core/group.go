@@ -28,7 +28,8 @@ const (
 // States as Kafka names them (ClassicGroupState):
 //
 //	Empty                row without members, no rebalance
-//	PreparingRebalance   rebalance is set: the row's generation is in force, members are asked (27) to join again
+//	PreparingRebalance   reb is set: the row's generation is in force, members are asked (27) to join again. The row is
+//	                     GroupPreparing when members were taken out, so that a fail-over does not forget it
 //	CompletingRebalance  row is GroupCompleting: the members wait in syncs for the leader's assignment
 //	Stable               row is GroupStable
 //
@@ -123,7 +124,15 @@ func (c *Coordinator) load(row *state.Group) {
 	if row.State == state.GroupCompleting {
 		g.syncBy = c.mark(c.now + longest(row.Members))
 	}
+	c.goOn(g)
 	c.watchUnused(g)
+}
+
+// goOn begins the rebalance that the row asks for.
+func (c *Coordinator) goOn(g *group) {
+	if g.reb == nil && g.row != nil && g.row.State == state.GroupPreparing {
+		c.prepare(g, "failover", "an earlier coordinator had begun a rebalance")
+	}
 }
 
 func (c *Coordinator) mark(at time.Duration) time.Duration {
@@ -232,6 +241,8 @@ func (g *group) state() string {
 		return "PreparingRebalance"
 	case g.row == nil, g.row.State == state.GroupEmpty:
 		return "Empty"
+	case g.row.State == state.GroupPreparing:
+		return "PreparingRebalance"
 	case g.row.State == state.GroupCompleting:
 		return "CompletingRebalance"
 	}

@@ -334,11 +334,11 @@ func (c *Coordinator) cancel(r RequestID) {
 	}
 }
 
-func (c *Coordinator) cancelIn(g *group, r RequestID) bool {
-	for i := range g.queue {
+func (c *Coordinator) cancelIn(g *group, r RequestID) (found bool) {
+	for i := range g.queue { // it may be parked as well, when it is to be carried out again
 		if g.queue[i].ID == r {
-			g.queue = append(g.queue[:i:i], g.queue[i+1:]...)
-			return true
+			g.queue, found = append(g.queue[:i:i], g.queue[i+1:]...), true
+			break
 		}
 	}
 	for member, j := range g.joins {
@@ -359,5 +359,5 @@ func (c *Coordinator) cancelIn(g *group, r RequestID) bool {
 			return true
 		}
 	}
-	return false
+	return found
 }

@@ -1,8 +1,8 @@
 package core
 
 import (
+	"maps"
 	"slices"
-	"sort"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -17,11 +17,7 @@ func (c *Coordinator) prepare(g *group, cause, text string) {
 	if g.reb != nil {
 		return
 	}
-	for id, s := range g.syncs {
-		c.failSync(s, kerr.RebalanceInProgress)
-		delete(g.syncs, id)
-		c.revive(g, id)
-	}
+	c.failSyncs(g, kerr.RebalanceInProgress)
 	g.syncBy, g.unusedAt = never, never
 	if g.draft != nil {
 		g.draft.assigns = false
@@ -53,16 +49,19 @@ func (c *Coordinator) settle(r *rebalance) bool {
 		r.fresh, r.settled, r.left = false, c.mark(c.now+d), r.left-d
 		return false
 	}
+	r.settling = false
+	c.mark(r.ends)
 	return true
 }
 
 // complete ends a rebalance when all are here or the time is over: the draft becomes the next generation.
 func (c *Coordinator) complete(g *group) {
 	r := g.reb
+	first := r.settling // then nobody waits for ids that were given out
 	if !c.settle(r) {
 		return
 	}
-	all := g.pending() == 0 || r.settling
+	all := g.pending() == 0 || first
 	for _, m := range g.members() {
 		all = all && g.joins[m.ID] != nil
 	}
@@ -148,11 +147,13 @@ func (c *Coordinator) resume(g *group) {
 		g.retryAt = never
 	}
 	if !c.busy(g) {
+		c.answerSyncs(g)
 		queue := g.queue
 		g.queue = nil
 		for _, r := range queue {
 			c.carryOut(g, r)
 		}
+		c.goOn(g)
 		c.expireIn(g)
 		c.step(g)
 	}
@@ -199,6 +200,9 @@ func (c *Coordinator) propose(g *group) {
 		if d.record == nil && g.reb != nil {
 			d.record = c.record(g, nil)
 		}
+	}
+	if g.reb != nil && !d.completes && len(row.Members) > 0 {
+		row.State = state.GroupPreparing
 	}
 	cmd := &statepb.PutGroup{Group: g.name, Generation: row.Generation, State: statepb.GroupState(row.State), ProtocolType: row.ProtocolType,
 		Protocol: row.Protocol, Leader: row.Leader, Rebalance: d.record}
@@ -279,13 +283,20 @@ func (c *Coordinator) stands(g *group, p *put) {
 		}
 	case p.assigns:
 		g.syncBy = never
-		for id, s := range g.syncs {
-			c.do(Action{Request: s.id, Answer: synced(g.row, id, s.version)})
-			c.revive(g, id)
-			delete(g.syncs, id)
-		}
 	}
 	c.watchUnused(g)
+}
+
+// answerSyncs answers those who wait for an assignment, once it stands.
+func (c *Coordinator) answerSyncs(g *group) {
+	if g.reb != nil || g.row == nil || g.row.State != state.GroupStable {
+		return
+	}
+	for _, id := range sorted(g.syncs) {
+		c.do(Action{Request: g.syncs[id].id, Answer: synced(g.row, id, g.syncs[id].version)})
+		c.revive(g, id)
+		delete(g.syncs, id)
+	}
 }
 
 // refuseAll ends a rebalance that cannot be completed.
@@ -299,12 +310,16 @@ func (c *Coordinator) refuseAll(g *group, e *kerr.Error) {
 			delete(g.sessions, j.member.ID)
 		}
 	}
-	for id, s := range g.syncs {
-		c.failSync(s, e)
+	c.failSyncs(g, e)
+	g.reb, g.retries = nil, 0
+}
+
+func (c *Coordinator) failSyncs(g *group, e *kerr.Error) {
+	for _, id := range sorted(g.syncs) {
+		c.failSync(g.syncs[id], e)
 		delete(g.syncs, id)
 		c.revive(g, id)
 	}
-	g.reb, g.retries = nil, 0
 }
 
 // markAll sets the next deadline after a look at a whole group.
@@ -332,12 +347,11 @@ func (c *Coordinator) markAll(g *group) {
 
 // names are the groups in a fixed order: equal inputs give equal actions.
 func (c *Coordinator) names() []string {
-	names := make([]string, 0, len(c.groups))
-	for n := range c.groups {
-		names = append(names, n)
-	}
-	sort.Strings(names)
-	return names
+	return sorted(c.groups)
+}
+
+func sorted[V any](m map[string]V) []string {
+	return slices.Sorted(maps.Keys(m))
 }
 
 func due(sessions map[string]*session, now time.Duration) []string {
@@ -347,6 +361,6 @@ func due(sessions map[string]*session, now time.Duration) []string {
 			ids = append(ids, id)
 		}
 	}
-	sort.Strings(ids)
+	slices.Sort(ids)
 	return ids
 }

@@ -47,11 +47,13 @@ func (g *Group) Instance(instance string) *Member {
 // GroupState is how far a generation is.
 type GroupState uint8
 
-// A rebalance that has begun is memory of the coordinator; the state keeps the generation that is still in force.
+// A rebalance that has begun is memory of the coordinator, and the generation stays in force, unless members have been taken out:
+// then GroupPreparing makes sure that the next coordinator goes on with it.
 const (
 	GroupEmpty GroupState = iota
 	GroupCompleting
 	GroupStable
+	GroupPreparing
 )
 
 // Member is a classic member of a group.

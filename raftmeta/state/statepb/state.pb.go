@@ -200,6 +200,7 @@ const (
 	GroupState_GROUP_EMPTY      GroupState = 0 // no members
 	GroupState_GROUP_COMPLETING GroupState = 1 // the members are fixed, their assignment is awaited
 	GroupState_GROUP_STABLE     GroupState = 2 // every member has an assignment
+	GroupState_GROUP_PREPARING  GroupState = 3 // members were taken out: the generation is in force until the others have joined again
 )
 
 // Enum value maps for GroupState.
@@ -208,11 +209,13 @@ var (
 		0: "GROUP_EMPTY",
 		1: "GROUP_COMPLETING",
 		2: "GROUP_STABLE",
+		3: "GROUP_PREPARING",
 	}
 	GroupState_value = map[string]int32{
 		"GROUP_EMPTY":      0,
 		"GROUP_COMPLETING": 1,
 		"GROUP_STABLE":     2,
+		"GROUP_PREPARING":  3,
 	}
 )
 
@@ -4055,12 +4058,13 @@ const file_state_proto_rawDesc = "" +
 	"\fOffsetOrigin\x12\x12\n" +
 	"\x0eORIGIN_UNKNOWN\x10\x00\x12\x10\n" +
 	"\fORIGIN_ZNODE\x10\x01\x12\x10\n" +
-	"\fORIGIN_KAFKA\x10\x02*E\n" +
+	"\fORIGIN_KAFKA\x10\x02*Z\n" +
 	"\n" +
 	"GroupState\x12\x0f\n" +
 	"\vGROUP_EMPTY\x10\x00\x12\x14\n" +
 	"\x10GROUP_COMPLETING\x10\x01\x12\x10\n" +
-	"\fGROUP_STABLE\x10\x02B8Z6github.com/barnabas-mq/barnabas/raftmeta/state/statepbb\x06proto3"
+	"\fGROUP_STABLE\x10\x02\x12\x13\n" +
+	"\x0fGROUP_PREPARING\x10\x03B8Z6github.com/barnabas-mq/barnabas/raftmeta/state/statepbb\x06proto3"
 
 var (
 	file_state_proto_rawDescOnce sync.Once
