@@ -3,7 +3,9 @@
 // leader and of another broker, in turn. Run it by `make bench-failover`.
 //
 // A frozen broker keeps its connections open, so a producer waits for it as long as it waits for any answer: 20 s by
-// franz-go's defaults, whatever the cluster does meanwhile. -patience is that time here, so that the cluster is measured.
+// franz-go's defaults, whatever the cluster does meanwhile; and one that meets a frozen broker in the moment before its
+// partitions move asks for metadata again only 5 s later. -patience and -refresh are those times here, so that the cluster
+// is measured and not the client.
 package main
 
 import (
@@ -45,6 +47,7 @@ func run() error {
 	bin := flag.String("bin", "bin/barnabas", "the barnabas binary")
 	runs := flag.Int("runs", 10, "runs of each kind")
 	patience := flag.Duration("patience", time.Second, "how long the producer waits for an answer before it asks elsewhere")
+	refresh := flag.Duration("refresh", 250*time.Millisecond, "how often the producer asks for metadata unasked")
 	base := flag.Int("port", 23000, "first of 40 free ports")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -54,7 +57,7 @@ func run() error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	c, err := start(ctx, *bin, dir, *base, *patience)
+	c, err := start(ctx, *bin, dir, *base, *patience, *refresh)
 	if err != nil {
 		return err
 	}
@@ -106,7 +109,7 @@ type cluster struct {
 	turn     int
 }
 
-func start(ctx context.Context, bin, dir string, port int, patience time.Duration) (*cluster, error) {
+func start(ctx context.Context, bin, dir string, port int, patience, refresh time.Duration) (*cluster, error) {
 	args := []string{"dev", "--nodes", "3", "--dir", filepath.Join(dir, "cluster")}
 	for i, flag := range []string{"--kafka-port", "--zk-port", "--admin-port", "--cluster-port"} {
 		args = append(args, flag, strconv.Itoa(port+10*i)) // dev says so when one is taken
@@ -126,7 +129,7 @@ func start(ctx context.Context, bin, dir string, port int, patience time.Duratio
 			for _, n := range nodes {
 				seeds = append(seeds, n.Kafka)
 			}
-			if c.client, err = kgo.NewClient(kgo.SeedBrokers(seeds...), kgo.MetadataMinAge(50*time.Millisecond), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+			if c.client, err = kgo.NewClient(kgo.SeedBrokers(seeds...), kgo.MetadataMinAge(50*time.Millisecond), kgo.MetadataMaxAge(refresh), kgo.RecordPartitioner(kgo.ManualPartitioner()),
 				kgo.ProducerLinger(0), kgo.ProduceRequestTimeout(patience/2), kgo.RequestTimeoutOverhead(patience/2), kgo.RetryBackoffFn(func(int) time.Duration { return 50 * time.Millisecond })); err != nil {
 				return nil, err
 			}
