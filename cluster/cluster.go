@@ -135,21 +135,18 @@ func (c *Cluster) SetRegistration(b id.BrokerID, e id.BrokerEpoch) {
 func (c *Cluster) changeSelf(change func(*Identity)) {
 	c.mu.Lock()
 	change(&c.self)
-	self, told := c.self, c.told
-	conns := make([]*conn, 0, len(c.served)+len(c.peers))
+	told := c.told
+	body := c.self.append(nil)
+	// Under the lock, as serve and runPeer do it: each connection is told of every change since its handshake, in order.
 	for s := range c.served {
-		conns = append(conns, s.conn)
+		s.conn.push(frameIdentity, 0, body)
 	}
 	for _, p := range c.peers {
 		if cn := p.established(); cn != nil {
-			conns = append(conns, cn)
+			cn.push(frameIdentity, 0, body)
 		}
 	}
 	c.mu.Unlock()
-	body := self.append(nil)
-	for _, cn := range conns {
-		cn.push(frameIdentity, 0, body)
-	}
 	for _, f := range told {
 		f()
 	}

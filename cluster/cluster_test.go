@@ -273,6 +273,48 @@ func TestPeerLearnsRegistrationOnOpenConnection(t *testing.T) {
 	}
 }
 
+// A broker that registers again while it dials must not be taken for its former incarnation on that connection for ever: its
+// replica fetches would all be refused as stale.
+func TestPeerLearnsRegistrationMadeDuringTheHandshake(t *testing.T) {
+	ctx := testCtx(t)
+	said, registered := make(chan struct{}), make(chan struct{})
+	a := start(t, "a", func(c *Config) {
+		c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			nc, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+			return &lateWelcome{Conn: nc, said: said, goOn: registered}, err
+		}
+	})
+	b := start(t, "b", nil)
+	a.SetAddress("b", b.Addr().String())
+	b.Handle("who", func(_ context.Context, p Peer, _ []byte) ([]byte, error) {
+		return fmt.Appendf(nil, "%d/%d", p.Broker, p.Epoch), nil
+	})
+	a.SetRegistration(3, 7)
+	go func() {
+		<-said
+		a.SetRegistration(3, 25)
+		close(registered)
+	}()
+	if out, err := a.Call(ctx, ToDirectory("b"), "who", nil); err != nil || string(out) != "3/25" {
+		t.Fatalf("%s %v, want 3/25", out, err)
+	}
+}
+
+// lateWelcome holds the first read, which follows the hello, until goOn is closed.
+type lateWelcome struct {
+	net.Conn
+	once       sync.Once
+	said, goOn chan struct{}
+}
+
+func (l *lateWelcome) Read(b []byte) (int, error) {
+	l.once.Do(func() {
+		close(l.said)
+		<-l.goOn
+	})
+	return l.Conn.Read(b)
+}
+
 func TestGarbageIsRefusedAndTheNextPeerServed(t *testing.T) {
 	a, b := pair(t)
 	b.Handle("echo", echo)

@@ -245,7 +245,10 @@ func (c *Cluster) runPeer(k peerKey, p *peerConn, addr string) {
 	}
 	p.peer = peer
 	p.conn = newConn(c.ctx, nc, &c.cfg)
+	c.mu.Lock()
+	p.conn.push(frameIdentity, 0, c.self.append(nil)) // what the handshake said may have changed since
 	close(p.ready)
+	c.mu.Unlock()
 	if p.ctx.Err() != nil {
 		p.conn.fail(ErrLost)
 	}

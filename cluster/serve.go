@@ -35,11 +35,9 @@ func (c *Cluster) serve(nc net.Conn, peer Peer) {
 		return
 	}
 	c.served[s] = struct{}{}
-	self := c.self
+	s.conn.push(frameIdentity, 0, c.self.append(nil)) // what the handshake said may have changed since
 	c.mu.Unlock()
 	s.wg.Go(s.conn.runWriter)
-	// What the handshake said may have changed since.
-	s.conn.push(frameIdentity, 0, self.append(nil))
 	err := s.readRequests(nc)
 	s.conn.fail(fmt.Errorf("%w: %w", ErrLost, err)) // cancels the handlers
 	s.wg.Wait()
