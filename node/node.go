@@ -65,6 +65,7 @@ type node struct {
 	reporter   *cluster.Reporter
 	deaths     *minds.Deaths
 
+	blank      bool                         // Raft has not run in this directory; set before anything runs
 	self       atomic.Pointer[registration] // nil until the broker id is known; epoch 0 until registered
 	registered chan struct{}                // closed at the first registration
 	open       chan struct{}                // closed when the replicas may be opened
@@ -98,6 +99,9 @@ func assemble(cfg config.Config, log *slog.Logger) (_ *node, err error) {
 		}
 	}()
 	if err := n.dir.acksAre(!cfg.Log.FlushOnAck); err != nil {
+		return nil, err
+	}
+	if n.blank, err = n.dir.isBlank(); err != nil {
 		return nil, err
 	}
 	n.cluster, err = cluster.New(cluster.Config{
@@ -169,6 +173,7 @@ func (n *node) wire() {
 			n.cluster.Handle(method, h)
 		}
 	}
+	n.cluster.Handle(methodKnows, n.handleKnows)
 	n.cluster.Handle(groupcoord.Method, n.groups.Handle)
 	n.cluster.Handle(cluster.MethodReport, n.collector.HandleReport)
 	n.cluster.Handle(cluster.MethodGoodbye, n.collector.HandleGoodbye)
@@ -229,6 +234,12 @@ func (n *node) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer n.cluster.Stop()
+	if err := n.mayVote(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
 	if err := n.raft.Start(); err != nil {
 		return err
 	}
