@@ -56,7 +56,8 @@ type Driver struct {
 	cfg DriverConfig
 
 	mu   sync.Mutex
-	term *term // nil: this node is not the coordinator
+	term *term       // nil: this node is not the coordinator
+	last *state.View // newest that Applied was given; it may be ahead of Views
 }
 
 // NewDriver starts nothing.
@@ -120,7 +121,10 @@ func (d *Driver) Run(ctx context.Context, n id.Term) {
 		start: d.cfg.Clock.Boot()}
 	d.mu.Lock()
 	d.term = t
-	t.view = d.cfg.Views.View() // after the term can be fed: no entry falls between
+	// After the term can be fed, so no entry falls between; one that was fed just before may not be in View yet.
+	if t.view = d.cfg.Views.View(); d.last != nil && d.last.Index() > t.view.Index() {
+		t.view = d.last
+	}
 	d.mu.Unlock()
 	d.cfg.Log.Info("group coordinator starts", "term", n)
 	t.loop()
@@ -137,6 +141,7 @@ func (d *Driver) Run(ctx context.Context, n id.Term) {
 func (d *Driver) Applied(v *state.View, changes []state.Change) {
 	d.mu.Lock()
 	t := d.term
+	d.last = v
 	d.mu.Unlock()
 	if t == nil {
 		return

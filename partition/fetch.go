@@ -74,6 +74,7 @@ func (m *Manager) Fetch(ctx context.Context, req *FetchRequest) []FetchResult {
 			return out
 		}
 		if !p.watching() {
+			p.begin() // also when there is nothing to watch
 			for i := range req.Items {
 				if r := m.find(id.TopicPartition{Topic: req.Items[i].Topic, Partition: req.Items[i].Partition}); r != nil {
 					p.watch(r, &r.s.hwWatch)

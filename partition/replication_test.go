@@ -387,6 +387,24 @@ func TestParkedFetches(t *testing.T) {
 	}
 }
 
+// A poll of nothing (Kafka 4.4's clients send one when they close) waits like another: it neither spins nor outlives its client.
+func TestEmptyPollWaits(t *testing.T) {
+	c := newCluster(t, 1, Config{})
+	m := c.brokers[1].m
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		m.Fetch(ctx, &FetchRequest{Version: 12, MinBytes: 1, MaxWait: time.Hour, MaxBytes: 1 << 20})
+	}()
+	cancel()
+	<-done
+	start := time.Now()
+	if m.Fetch(context.Background(), &FetchRequest{Version: 12, MinBytes: 1, MaxWait: 50 * time.Millisecond}); time.Since(start) < 50*time.Millisecond {
+		t.Errorf("answered after %v", time.Since(start))
+	}
+}
+
 func TestLongPollEndsWithClientAndLeader(t *testing.T) {
 	c := newCluster(t, 2, Config{})
 	c.createTopic("t", 1, []int32{1, 2})
