@@ -46,7 +46,6 @@ var Rooms = []Room{
 	{Dir: "internal/clock"},
 	{Dir: "internal/lease"},
 	{Dir: "internal/vfs"},
-	{Dir: "internal/deps"},
 	{Dir: "internal/lint"},
 	{Dir: "internal/testtool"},
 	{Dir: "integration", Any: true},
@@ -96,7 +95,7 @@ func forbidden(f File, from Room, path string) string {
 			return "nobody imports " + closed
 		}
 	}
-	if f.Test || f.Dir == "internal/deps" {
+	if f.Test {
 		return ""
 	}
 	if owners := ownersOf(path); owners != nil && !slices.ContainsFunc(owners, func(o string) bool { return within(f.Dir, o) }) {
