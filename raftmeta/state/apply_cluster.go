@@ -115,19 +115,30 @@ func (s *State) registerBroker(c *statepb.RegisterBroker) *statepb.Result {
 		if old.Directory != b.Directory {
 			s.forgetReplica(bid, zx)
 		}
-		if old.Visible {
-			s.hideBroker(old, zx)
-		}
 	}
 	s.lanes[uint64(b.Epoch)] = &lane{broker: bid}
-	b.Stat = s.newStat(zx, brokerOwner|int64(bid))
-	b.Visible = true
-	s.brokers.put(keyU32(uint32(bid)), b)
-	s.bumpParent("/brokers/ids", 1, zx)
 	s.changed(Change{Kind: BrokerRegistered, ZXID: zx, Broker: bid})
-	s.changed(Change{Kind: BrokerShown, ZXID: zx, Broker: bid})
+	s.showRegistered(old, b, zx)
 	s.takeBack(bid, zx)
 	return &statepb.Result{Zxid: int64(zx), Value: int64(bid), Epoch: uint64(b.Epoch)}
+}
+
+// showRegistered puts a new incarnation into /brokers/ids. One that is back before its znode went keeps it as it was: old
+// clients rebalance on every change there.
+func (s *State) showRegistered(old, b *Broker, zx id.ZXID) {
+	b.Visible = true
+	if old != nil && old.Visible && slices.Equal(old.Endpoints, b.Endpoints) {
+		b.Stat = old.Stat
+		s.brokers.put(keyU32(uint32(b.ID)), b)
+		return
+	}
+	if old != nil && old.Visible {
+		s.hideBroker(old, zx)
+	}
+	b.Stat = s.newStat(zx, brokerOwner|int64(b.ID))
+	s.brokers.put(keyU32(uint32(b.ID)), b)
+	s.bumpParent("/brokers/ids", 1, zx)
+	s.changed(Change{Kind: BrokerShown, ZXID: zx, Broker: b.ID})
 }
 
 // brokerSlot finds the id of a registration and who had it.

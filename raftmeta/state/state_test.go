@@ -239,6 +239,35 @@ func TestBrokerZnodesNeverEmpty(t *testing.T) {
 	}
 }
 
+// A broker that is back before its znode went is no change in /brokers/ids: old clients rebalance on every one. At another
+// address it is.
+func TestQuickRestartKeepsTheBrokersZnode(t *testing.T) {
+	f := newFold(t)
+	f.broker(1, "a")
+	shown := func() (n int) {
+		for _, c := range f.last.Changes {
+			if c.Kind == BrokerShown || c.Kind == BrokerHidden {
+				n++
+			}
+		}
+		return n
+	}
+	before, _ := f.s.View().Znode("/brokers/ids")
+	first, _ := f.s.View().Broker(1)
+	f.broker(1, "b")
+	after, _ := f.s.View().Znode("/brokers/ids")
+	second, _ := f.s.View().Broker(1)
+	if shown() != 0 || before.Stat != after.Stat || first.Stat != second.Stat || first.Epoch == second.Epoch {
+		t.Fatalf("%d events, %+v then %+v", shown(), first, second)
+	}
+	moved := register(1, "dir-1", "c")
+	moved.GetRegisterBroker().Endpoints[0].Port++
+	f.ok(moved)
+	if third, _ := f.s.View().Broker(1); shown() != 2 || third.Stat.Czxid == second.Stat.Czxid {
+		t.Fatalf("%d events for a new address, %+v", shown(), third)
+	}
+}
+
 func TestOffsetFaces(t *testing.T) {
 	f := newFold(t)
 	f.ok(commit("g", "t", 0, 42))
