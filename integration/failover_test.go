@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -28,6 +29,7 @@ type load struct {
 func underLoad(t *testing.T, o harness.Options) *load {
 	t.Helper()
 	o.Nodes = 3
+	o.Race = o.Race || os.Getenv("CI") == "true" // as the rest of CI's tests
 	l := &load{Cluster: harness.Start(t, o), t: t, topic: "load"}
 	harness.CreateTopic(t, l.Brokers(), l.topic, 6, 3, nil)
 	l.awaitISR()
