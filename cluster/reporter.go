@@ -95,8 +95,8 @@ func (r *Reporter) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	out := make(chan struct{}, maxReportsOut)
-	tick := time.NewTicker(lease.ReportEvery)
-	defer tick.Stop()
+	beat := clock.NewBeat(r.cfg.Clock, lease.ReportEvery)
+	defer beat.Stop()
 	for {
 		leader, changed := r.cfg.Leader()
 		if b, epoch := r.cfg.Self(); leader != "" && epoch != 0 {
@@ -115,7 +115,8 @@ func (r *Reporter) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-		case <-tick.C:
+		case <-beat.C:
+			beat.Next()
 		}
 	}
 }

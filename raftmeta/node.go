@@ -17,9 +17,9 @@ import (
 
 const (
 	maxAppendEntries = 16
-	// commitTimeout is how often an idle leader tells followers of commits that were not pushed (raft's own entries). Half of
-	// an idle node's work is this.
-	commitTimeout = 100 * time.Millisecond
+	// commitTimeout is how often (to twice as often) an idle leader tells followers of commits that were not pushed: raft's
+	// own entries, and what outlasted the pusher's tries.
+	commitTimeout = 300 * time.Millisecond
 	snapshotRetry = 500 * time.Millisecond
 	never         = 1 << 40 // seconds' worth of nanoseconds are enough: raft's own snapshot timer must not fire
 )
@@ -107,6 +107,7 @@ func (n *Node) Start() (err error) {
 	}
 	n.stores.snaps.describe = describeState
 	n.tr = newTransport(raft.ServerID(n.cfg.ID), n.cfg.Stream, n.cfg.Addrs, n.cfg.Logger)
+	n.tr.pace = pace{clock: n.cfg.Clock, every: min(n.cfg.HeartbeatTimeout/4, n.cfg.Lease*2/5)}
 	n.stores.snaps.receiving = n.tr.installing.Load
 	n.stores.snaps.applied = func() uint64 {
 		if i := n.inst.Load(); i != nil {

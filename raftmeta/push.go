@@ -9,8 +9,9 @@ import (
 
 const pushRetryFirst = 500 * time.Microsecond
 
-// pushTries is how often a refused push is sent again before it is left to raft's CommitTimeout.
-const pushTries = 4
+// pushTries is how often a refused push is sent again, after twice the pause each time, before it is left to raft's
+// CommitTimeout: 8 reach as far as a disk that takes 60 ms to sync, so that CommitTimeout need not be short.
+const pushTries = 8
 
 // target is an entry known to be committed, with the term that it carries.
 type target struct{ index, term uint64 }

@@ -67,18 +67,18 @@ func TestPushNewestOnly(t *testing.T) {
 	}
 }
 
-// A push that overtook its entry is repeated four times, then left to CommitTimeout; one refused in a later term never.
+// A push that overtook its entry is repeated a few times, then left to CommitTimeout; one refused in a later term never.
 func TestPushRefused(t *testing.T) {
 	s := &scripted{answers: []raft.AppendEntriesResponse{{Term: 7}}}
 	p := newPusher(s.send)
 	defer p.close()
 	p.push(target{5, 7}, oneFollower)
-	eventually(t, "five tries", func() bool { return len(s.sent()) == 1+pushTries })
+	eventually(t, "all tries", func() bool { return len(s.sent()) == 1+pushTries })
 	s.mu.Lock()
 	s.answers = []raft.AppendEntriesResponse{{Term: 8}}
 	s.mu.Unlock()
 	p.push(target{6, 7}, oneFollower)
-	eventually(t, "the sixth", func() bool { return len(s.sent()) == 2+pushTries })
+	eventually(t, "the next entry's", func() bool { return len(s.sent()) == 2+pushTries })
 	s.mu.Lock()
 	s.answers = nil
 	s.mu.Unlock()

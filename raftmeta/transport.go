@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/barnabas-mq/barnabas/internal/clock"
 )
 
 var (
@@ -100,6 +102,7 @@ type transport struct {
 	layer *trackedLayer
 	log   *slog.Logger
 	id    raft.ServerID
+	pace  pace // of heartbeats; set before the first port is opened
 
 	// installing is the last index of the InstallSnapshot that raft is handling, 0 if none.
 	installing atomic.Uint64
@@ -303,6 +306,9 @@ func (s *stallReader) Read(b []byte) (int, error) {
 // the peer is back: a restarted follower would follow that much later. So what carries the log (a heartbeat does not) is
 // repeated here while this node leads that term and the peer is a member; sending it twice is harmless.
 func (p *port) AppendEntries(id raft.ServerID, a raft.ServerAddress, q *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
+	if q.PrevLogEntry == 0 && len(q.Entries) == 0 {
+		p.t.pace.wait(id, q.Term, p.quit)
+	}
 	for {
 		err := p.NetworkTransport.AppendEntries(id, a, q, r)
 		if err == nil || q.PrevLogEntry == 0 && len(q.Entries) == 0 || !p.feeds(id, q.Term) || p.t.layer.ended() {
@@ -316,6 +322,44 @@ func (p *port) AppendEntries(id raft.ServerID, a raft.ServerAddress, q *raft.App
 			return err
 		}
 	}
+}
+
+// pace holds heartbeats, which raft sends at random moments every 0.1 to 0.2 of its HeartbeatTimeout, until the beat that all
+// of this node's timers share. The first of a term to a follower is not held; the zero value holds none.
+type pace struct {
+	clock clock.Clock
+	every time.Duration
+
+	mu   sync.Mutex
+	last map[raft.ServerID]heartbeat
+}
+
+type heartbeat struct {
+	term uint64
+	at   time.Duration
+}
+
+func (p *pace) wait(to raft.ServerID, term uint64, quit <-chan struct{}) {
+	if p.every == 0 {
+		return
+	}
+	p.mu.Lock()
+	last, now := p.last[to], p.clock.Boot()
+	p.mu.Unlock()
+	if last.term == term && now-last.at < p.every {
+		hold := time.NewTimer(clock.UntilBeat(p.clock, p.every))
+		defer hold.Stop()
+		select {
+		case <-hold.C:
+		case <-quit:
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.last == nil {
+		p.last = map[raft.ServerID]heartbeat{}
+	}
+	p.last[to] = heartbeat{term, p.clock.Boot()}
 }
 
 // AppendEntriesPipeline implements raft.Transport. Its answers are buffered: raft stops reading after a refused one while

@@ -347,13 +347,14 @@ func (s *Server) sweep(ctx context.Context) {
 	if s.cfg.UngatedPings {
 		return
 	}
-	tick := time.NewTicker(s.cfg.MinTimeout / 16)
-	defer tick.Stop()
+	beat := clock.NewBeat(s.cfg.Clock, s.cfg.MinTimeout/20)
+	defer beat.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-beat.C:
+			beat.Next()
 		}
 		if s.cfg.Clock.Boot()-time.Duration(s.acked.Load()) <= s.cfg.MinTimeout/3 {
 			continue
