@@ -47,6 +47,7 @@ lint: ## gofmt, vet, staticcheck, import arrows and purity; lists the largest fu
 	$(GO) vet ./...
 	$(TOOLS)/bin/staticcheck ./...
 	$(GO) test ./internal/lint
+	@if [ "$(CI)" = true ]; then $(GO) generate ./... && git diff --exit-code; fi
 	@$(GO) run ./tools/largest
 
 fuzz: ## run each fuzz target for a while (FUZZ=20s)
