@@ -217,8 +217,34 @@ func (n *Node) Pid() int { return n.proc.Pid() }
 // Log returns the end of the current run's log.
 func (n *Node) Log(lines int) string { return n.proc.Tail(lines) }
 
+// Logged returns how many lines of the current run's log hold the text.
+func (n *Node) Logged(text string) int {
+	n.t.Helper()
+	data, err := os.ReadFile(n.proc.Log)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	lines := 0
+	for line := range strings.Lines(string(data)) {
+		if strings.Contains(line, text) {
+			lines++
+		}
+	}
+	return lines
+}
+
 // Node returns the node with the id.
 func (c *Cluster) Node(id int) *Node { return c.Nodes[id-1] }
+
+// NodeAt returns the node with the Kafka address.
+func (c *Cluster) NodeAt(kafka string) *Node {
+	for _, n := range c.Nodes {
+		if n.Kafka == kafka {
+			return n
+		}
+	}
+	return nil
+}
 
 // Brokers returns the Kafka addresses of all nodes.
 func (c *Cluster) Brokers() []string {
