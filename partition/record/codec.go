@@ -45,6 +45,9 @@ func (c Codec) String() string {
 // DefaultMaxUnpacked bounds the unpacked size of one batch: 100 MiB, as much as a request may have.
 const DefaultMaxUnpacked = 100 << 20
 
+// minUnpacked is the first buffer that something is unpacked into.
+const minUnpacked = 16 << 10
+
 // Codecs packs and unpacks batches. It keeps buffers and codec state between calls: one goroutine at a time; its results that
 // are documented so live until its next use.
 type Codecs struct {
@@ -107,11 +110,26 @@ func (c *Codecs) decompress(codec Codec, magic int8, src []byte) (out []byte, er
 	return nil, err
 }
 
-// readAll drains r into c.unpacked and stops one byte past the cap.
+// readAll drains r into c.unpacked and stops one byte past the cap. It grows by doubling, but never past that byte: what
+// unpacks to far more costs one and a half times the cap, not three or four.
 func (c *Codecs) readAll(r io.Reader) ([]byte, error) {
-	buf := bytes.NewBuffer(c.unpacked[:0])
-	_, err := buf.ReadFrom(io.LimitReader(r, int64(c.maxUnpacked)+1))
-	return buf.Bytes(), err
+	buf := c.unpacked[:0]
+	for len(buf) <= c.maxUnpacked {
+		if len(buf) == cap(buf) {
+			grown := make([]byte, len(buf), min(max(2*cap(buf), minUnpacked), c.maxUnpacked+1))
+			copy(grown, buf)
+			buf = grown
+		}
+		n, err := r.Read(buf[len(buf):min(cap(buf), c.maxUnpacked+1)])
+		buf = buf[:len(buf)+n]
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return buf, err
+		}
+	}
+	return buf, nil
 }
 
 func (c *Codecs) gunzip(src []byte) (out []byte, err error) {
