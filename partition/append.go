@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -150,6 +149,7 @@ func (r *replica) appendAsLeader(batches []byte, acks int16, a *Appending, i int
 	if all && len(batches) > 0 {
 		r.awaitLocked(epoch, out.Last+1, a, i)
 	}
+	r.s.full = nil
 	r.mu.Unlock()
 	if !out.Duplicate && len(batches) > 0 {
 		r.m.commits.mark(r)
@@ -178,16 +178,7 @@ func (r *replica) checkDiskOfAppend(l *log.Log, err error) error {
 		return err
 	}
 	if Code(err) == ErrStorage.Code {
-		r.mu.Lock()
-		boot := r.m.deps.Clock.Boot()
-		quiet := boot < r.s.retryAt
-		if !quiet {
-			r.s.retryAt = boot + r.m.cfg.RetryFailed
-		}
-		r.mu.Unlock()
-		if !quiet {
-			r.logger.Error("append refused by the disk; nothing is lost", slog.Any("error", err))
-		}
+		r.refusedByDisk(err)
 	}
 	return err
 }

@@ -345,7 +345,13 @@ func (r *replica) takeIn(a asked, part *kmsg.FetchResponseTopicPartition) (wrote
 		if errors.Is(err, record.ErrCorrupt) || errors.Is(err, log.ErrNotContiguous) || errors.Is(err, log.ErrStaleEpoch) {
 			r.logger.Error("batch from the leader refused", slog.Any("error", err))
 		} else if err != nil {
-			err = r.checkDisk("append what was fetched", l, err)
+			if err = r.checkDisk("append what was fetched", l, err); l.Failed() == nil && Code(err) == ErrStorage.Code {
+				r.refusedByDisk(err)
+			}
+		} else {
+			r.mu.Lock()
+			r.s.full = nil
+			r.mu.Unlock()
 		}
 	}
 	r.followMarks(l, id.Offset(part.HighWatermark), id.Offset(part.LogStartOffset))

@@ -218,6 +218,8 @@ func (m *Manager) DescribeLogs() []LogInfo {
 			info.Failure = failure(r.s.failure.Error())
 		case r.s.damagedAt >= 0:
 			info.Failure = failure(fmt.Sprintf("damaged from offset %d on", r.s.damagedAt))
+		case r.s.full != nil:
+			info.Failure = failure(r.s.full.Error())
 		}
 		r.mu.Unlock()
 		out = append(out, info)

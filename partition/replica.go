@@ -68,9 +68,10 @@ type replicaState struct {
 	hwWatch   watchers // consumers: the high watermark, the right to serve or the role changed
 	endWatch  watchers // replicas: the log end or the role changed
 	failure   error
+	full      error          // why the disk refused the last append (no space left, say); nil once one succeeded
 	failEpoch id.LeaderEpoch // this process may not lead at or below it: what followers have of that epoch may not be here
 	damagedAt id.Offset      // bytes from here on are damaged; -1: none
-	retryAt   time.Duration  // Boot time at which a failed replica is opened again
+	retryAt   time.Duration  // Boot time at which a failed replica is opened again, or a refusing disk is told of again
 	lostBelow id.Offset      // records up to here were durable and are gone; 0: none
 	refused   id.LeaderEpoch // the last leadership refused, so that it is logged once
 
@@ -247,6 +248,22 @@ func (r *replica) fail(what string, cause error) {
 	r.m.detach(r)
 	if led {
 		r.m.resign(r, epoch)
+	}
+}
+
+// refusedByDisk notes an append that the disk refused and the log survived: a line at most once per retry interval.
+func (r *replica) refusedByDisk(err error) {
+	r.mu.Lock()
+	boot := r.m.deps.Clock.Boot()
+	quiet := boot < r.s.retryAt
+	if !quiet {
+		r.s.retryAt = boot + r.m.cfg.RetryFailed
+	}
+	r.s.full = err
+	role := r.s.role
+	r.mu.Unlock()
+	if !quiet {
+		r.logger.Error("append refused by the disk; nothing is lost", slog.String("role", role.String()), slog.Any("error", err))
 	}
 }
 

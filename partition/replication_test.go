@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -526,8 +527,27 @@ func TestDiskErrors(t *testing.T) {
 	if res := b.produce("t", 0, -1, time.Second, batchOf(t, "full")); !errors.Is(res.Err, ErrStorage) || !errors.Is(res.Err, unix.ENOSPC) {
 		t.Errorf("full disk: %v", res.Err)
 	}
+	if why := b.m.DescribeLogs()[0].Failure; why == nil || !strings.Contains(why.Error(), unix.ENOSPC.Error()) {
+		t.Errorf("full disk of a leader, described as %v", why)
+	}
 	b.fault.Store(nil)
 	mustProduce(t, b, "t", 0, "b")
+	if why := b.m.DescribeLogs()[0].Failure; why != nil {
+		t.Errorf("described as %v when there is space again", why)
+	}
+	// A follower whose disk is full leaves the ISR, says why, and comes back by itself.
+	f := c.brokers[3]
+	f.fault.Store(&full)
+	mustProduce(t, b, "t", 0, "b2")
+	c.waitISR("t", 0, 2)
+	if why := f.m.DescribeLogs()[0].Failure; why == nil || !strings.Contains(why.Error(), unix.ENOSPC.Error()) {
+		t.Errorf("full disk of a follower, described as %v", why)
+	}
+	f.fault.Store(nil)
+	c.waitISR("t", 0, 3)
+	if why := f.m.DescribeLogs()[0].Failure; why != nil {
+		t.Errorf("follower described as %v when there is space again", why)
+	}
 	broken := func(op vfs.Op) error {
 		if op.Kind == vfs.OpSync || op.Kind == vfs.OpCreate {
 			return unix.EIO
