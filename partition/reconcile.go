@@ -457,7 +457,7 @@ func (r *replica) becomeLeader(v *state.View, row *state.Partition, self id.Brok
 	if dirty {
 		r.m.commits.mark(r)
 	}
-	r.logger.Info("leads", slog.Int("epoch", int(row.LeaderEpoch)), slog.Int64("end", int64(r.s.lead.epochStart)), slog.Any("isr", row.ISR))
+	r.logger.Debug("leads", slog.Int("epoch", int(row.LeaderEpoch)), slog.Int64("end", int64(r.s.lead.epochStart)), slog.Any("isr", row.ISR))
 }
 
 func (r *replica) becomeFollower(row *state.Partition, self id.BrokerID) {

@@ -83,6 +83,7 @@ func Run(ctx context.Context, c Config, ready func(Cluster)) error {
 	s.reportDeaths()
 	ready(cluster)
 	<-ctx.Done()
+	c.Log.Info("stopping ...")
 	s.stop()
 	return os.Remove(dir.clusterFile())
 }
