@@ -68,6 +68,7 @@ func Kafka(t testing.TB, version testtool.Tool, zookeeper string, extra ...strin
 		"broker.id=0", "log.dirs=" + filepath.Join(dir, "data"), "zookeeper.connect=" + zookeeper,
 		"zookeeper.connection.timeout.ms=60000", "offsets.topic.num.partitions=1",
 		"offsets.topic.replication.factor=1", "delete.topic.enable=true", "controlled.shutdown.enable=false",
+		"log.retention.hours=2147483647", // records of the past that a test writes stay, however slow the machine
 	}
 	if version == testtool.Kafka082 {
 		config = append(config, "host.name=127.0.0.1", fmt.Sprintf("port=%d", port))
@@ -98,7 +99,7 @@ func Kafka44(t testing.TB, extra ...string) *Server {
 		fmt.Sprintf("advertised.listeners=PLAINTEXT://127.0.0.1:%d", first),
 		fmt.Sprintf("controller.quorum.bootstrap.servers=127.0.0.1:%d", first+1),
 		"controller.listener.names=CONTROLLER", "offsets.topic.num.partitions=1", "offsets.topic.replication.factor=1",
-		"group.initial.rebalance.delay.ms=0",
+		"group.initial.rebalance.delay.ms=0", "log.retention.hours=2147483647",
 	}, extra...))
 	format := testtool.Start(t, "format", testtool.JavaCommand(context.Background(), t, testtool.Kafka44, "kafka.tools.StorageTool",
 		"format", "--standalone", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", file))
