@@ -379,17 +379,6 @@ func TestZooKeeperVerbs(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	ok(t, "d\n", "produce", "-b", kafka.Addr, "-t", "t")
-	if got := ok(t, "", "group", "list", "-z", zk.Addr+"/k"); got != "GROUP  MEMBERS\ng      0\n" {
-		t.Errorf("%q", got)
-	}
-	got := ok(t, "", "group", "describe", "g", "-z", zk.Addr+"/k", "-b", kafka.Addr)
-	if !strings.HasPrefix(got, "group g: 0 members, lag 1\n") || !strings.Contains(got, "t      0          3       4    1    -\n") {
-		t.Error(got)
-	}
-	if r := run(t, "", "group", "describe", "none", "-z", zk.Addr+"/k", "-b", kafka.Addr); r.failure == nil || !strings.Contains(r.failure.Error(), "there is no such group") {
-		t.Errorf("%+v", r)
-	}
 }
 
 // A Ctrl-C gives what was read to the broker before it ends.

@@ -92,9 +92,13 @@ func (a *app) clusterLevel() *cobra.Command {
 
 // post asks a node's admin port, which answers in JSON: what is asked, or {"error": ...}.
 func post(ctx context.Context, verb, admin, path string, answer any) error {
+	return askAdmin(ctx, http.MethodPost, verb, admin, path, answer)
+}
+
+func askAdmin(ctx context.Context, method, verb, admin, path string, answer any) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+admin+path, nil)
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+admin+path, nil)
 	if err != nil {
 		return usagef("--admin %q is not host:port", admin)
 	}
@@ -105,7 +109,7 @@ func post(ctx context.Context, verb, admin, path string, answer any) error {
 		return fmt.Errorf("%s: %w", verb, err)
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 4<<20))
 	if err != nil {
 		return fmt.Errorf("%s: %w", verb, err)
 	}

@@ -4,235 +4,450 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/url"
 	"sort"
 	"strconv"
 	"strings"
+	"time"
 
-	"github.com/go-zookeeper/zk"
 	"github.com/spf13/cobra"
 	"github.com/twmb/franz-go/pkg/kadm"
 )
 
 func (a *app) groupCommand() *cobra.Command {
-	return group("group", "Look at consumer groups", a.groupList(), a.groupDescribe())
+	return group("group", "List, describe, explain, reset and delete groups of consumers",
+		a.groupList(), a.groupDescribe(), a.groupExplain(), a.groupReset(), a.groupDelete())
+}
+
+// groupView is a group as list and describe show it.
+type groupView struct {
+	Name     string       `json:"name"`
+	State    string       `json:"state"`
+	Type     string       `json:"type"`
+	Strategy string       `json:"strategy,omitempty"`
+	Members  []memberView `json:"members"`
+	Lag      int64        `json:"lag"`
+	Offsets  []offsetView `json:"offsets,omitempty"`
+}
+
+type memberView struct {
+	ID         string `json:"id"`
+	Instance   string `json:"instance,omitempty"`
+	Client     string `json:"client"`
+	Host       string `json:"host"`
+	Partitions string `json:"partitions"`
+}
+
+type offsetView struct {
+	Topic     string `json:"topic"`
+	Partition int32  `json:"partition"`
+	Committed *int64 `json:"committed"` // null: none
+	End       int64  `json:"end"`
+	Lag       *int64 `json:"lag"`
+	Member    string `json:"member,omitempty"`
+}
+
+// kind is a group's kind for people.
+func kind(protocolType, protocol string) string {
+	switch {
+	case protocol == "zookeeper":
+		return "zookeeper"
+	case protocolType == "":
+		return "offsets only"
+	}
+	return protocolType
+}
+
+func groupViewOf(g kadm.DescribedGroupLag) groupView {
+	v := groupView{Name: g.Group, State: g.State, Type: kind(g.ProtocolType, g.Protocol), Strategy: g.Protocol, Members: []memberView{}}
+	for _, m := range g.Members {
+		mv := memberView{ID: m.MemberID, Client: m.ClientID, Host: m.ClientHost}
+		if m.InstanceID != nil {
+			mv.Instance = *m.InstanceID
+		}
+		if c, ok := m.Assigned.AsConsumer(); ok {
+			var parts []string
+			for _, t := range c.Topics {
+				parts = append(parts, t.Topic+"("+joinInts(t.Partitions)+")")
+			}
+			sort.Strings(parts)
+			mv.Partitions = strings.Join(parts, " ")
+		}
+		v.Members = append(v.Members, mv)
+	}
+	for _, l := range g.Lag.Sorted() {
+		o := offsetView{Topic: l.Topic, Partition: l.Partition, End: l.End.Offset}
+		if l.Commit.At >= 0 {
+			o.Committed = &l.Commit.At
+		}
+		if l.Err == nil && l.Lag >= 0 {
+			o.Lag = &l.Lag
+			v.Lag += l.Lag
+		}
+		if l.Member != nil {
+			o.Member = l.Member.MemberID
+		}
+		v.Offsets = append(v.Offsets, o)
+	}
+	return v
+}
+
+// lags asks for groups; without names for all.
+func lags(ctx context.Context, adm *kadm.Client, names ...string) ([]groupView, error) {
+	if len(names) == 0 {
+		all, err := adm.ListGroups(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("list groups: %w", err)
+		}
+		if names = all.Groups(); len(names) == 0 {
+			return []groupView{}, nil
+		}
+	}
+	got, err := adm.Lag(ctx, names...)
+	if err != nil {
+		return nil, fmt.Errorf("describe groups: %w", err)
+	}
+	var views []groupView
+	for _, g := range got.Sorted() {
+		if g.State == "Dead" {
+			return nil, fmt.Errorf("describe groups: there is no group %s", g.Group)
+		}
+		if err := g.Error(); err != nil {
+			return nil, fmt.Errorf("describe groups: %s: %w", g.Group, err)
+		}
+		views = append(views, groupViewOf(g))
+	}
+	return views, nil
 }
 
 func (a *app) groupList() *cobra.Command {
-	var z zkServers
-	cmd := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List groups, with their members", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return z.with(cmd.Context(), func(conn *zk.Conn, chroot string) error {
-				names, err := childrenOrNone(conn, chroot+"/consumers")
-				if err != nil {
-					return err
-				}
-				views := []groupView{}
-				for _, n := range names {
-					members, err := childrenOrNone(conn, chroot+"/consumers/"+n+"/ids")
-					if err != nil {
-						return err
-					}
-					views = append(views, groupView{Group: n, Members: members})
-				}
-				if a.output == "json" {
-					return a.json(views)
-				}
-				rows := [][]string{{"GROUP", "MEMBERS"}}
-				for _, v := range views {
-					rows = append(rows, []string{v.Group, strconv.Itoa(len(v.Members))})
-				}
-				return a.table(rows)
-			})
-		}}
-	z.flag(cmd)
-	return cmd
-}
-
-// groupView is a group as it is shown.
-type groupView struct {
-	Group      string               `json:"group"`
-	Members    []string             `json:"members"`
-	Partitions []groupPartitionView `json:"partitions,omitempty"`
-}
-
-// groupPartitionView is one partition of a group. Offset, End and Lag are -1 when unknown, Owner is empty for none.
-type groupPartitionView struct {
-	Topic     string `json:"topic"`
-	Partition int32  `json:"partition"`
-	Owner     string `json:"owner"`
-	Offset    int64  `json:"offset"`
-	End       int64  `json:"end"`
-	Lag       int64  `json:"lag"`
-}
-
-const describeHelp = `Show which member owns which partition, how far the group has read, and how much is left to read.
-
-Members, owners and offsets are what stands in /consumers, whichever protocol the group commits by.`
-
-func (a *app) groupDescribe() *cobra.Command {
-	var z zkServers
 	var b brokers
-	cmd := &cobra.Command{Use: "describe GROUP", Short: "Show owners, offsets and lag of a group", Long: describeHelp, Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			var v groupView
-			err := z.with(cmd.Context(), func(conn *zk.Conn, chroot string) (err error) {
-				v, err = readGroup(conn, chroot, args[0])
+	cmd := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List groups of all kinds with state, members and lag", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			adm, err := b.admin()
+			if err != nil {
 				return err
-			})
-			if err == nil {
-				err = v.addEnds(cmd.Context(), b)
 			}
+			defer adm.Close()
+			views, err := lags(cmd.Context(), adm)
 			if err != nil {
 				return err
 			}
 			if a.output == "json" {
-				return a.json(v)
+				return a.json(views)
 			}
-			return a.printGroup(v)
+			rows := [][]string{{"GROUP", "TYPE", "STATE", "MEMBERS", "LAG"}}
+			for _, v := range views {
+				rows = append(rows, []string{v.Name, v.Type, v.State, strconv.Itoa(len(v.Members)), strconv.FormatInt(v.Lag, 10)})
+			}
+			return a.table(rows)
 		}}
-	z.flag(cmd)
 	b.flag(cmd)
 	return cmd
 }
 
-// childrenOrNone lists children in order; a node that is not there has none.
-func childrenOrNone(conn *zk.Conn, p string) ([]string, error) {
-	names, _, err := conn.Children(p)
-	if errors.Is(err, zk.ErrNoNode) {
-		return []string{}, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", p, err)
-	}
-	sort.Strings(names)
-	return names, nil
-}
-
-func dataOrNone(conn *zk.Conn, p string) (string, error) {
-	data, _, err := conn.Get(p)
-	if errors.Is(err, zk.ErrNoNode) {
-		return "", nil
-	}
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", p, err)
-	}
-	return string(data), nil
-}
-
-// readGroup reads a group's znodes.
-func readGroup(conn *zk.Conn, chroot, name string) (groupView, error) {
-	if name == "" || strings.Contains(name, "/") {
-		return groupView{}, usagef("%q is not a group's name", name)
-	}
-	dir := chroot + "/consumers/" + name
-	v := groupView{Group: name}
-	if ok, _, err := conn.Exists(dir); err != nil || !ok {
-		if err == nil {
-			err = errors.New("there is no such group")
-		}
-		return v, fmt.Errorf("group %s: %w", name, err)
-	}
-	var err error
-	if v.Members, err = childrenOrNone(conn, dir+"/ids"); err != nil {
-		return v, err
-	}
-	type place struct {
-		topic     string
-		partition int32
-	}
-	found := map[place]*groupPartitionView{}
-	for _, kind := range []string{"owners", "offsets"} {
-		topics, err := childrenOrNone(conn, dir+"/"+kind)
-		if err != nil {
-			return v, err
-		}
-		for _, t := range topics {
-			parts, err := childrenOrNone(conn, dir+"/"+kind+"/"+t)
+func (a *app) groupDescribe() *cobra.Command {
+	var b brokers
+	cmd := &cobra.Command{Use: "describe GROUP...", Short: "Show members, assignments, committed offsets and lag", Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, names []string) error {
+			adm, err := b.admin()
 			if err != nil {
-				return v, err
+				return err
 			}
-			for _, p := range parts {
-				n, err := strconv.ParseInt(p[strings.LastIndexByte(p, '-')+1:], 10, 32) // pykafka claims <leader>-<partition>
-				if err != nil {
-					continue
+			defer adm.Close()
+			views, err := lags(cmd.Context(), adm, names...)
+			if err != nil {
+				return err
+			}
+			if a.output == "json" {
+				return a.json(views)
+			}
+			for i, v := range views {
+				if i > 0 {
+					fmt.Fprintln(a.Out)
 				}
-				at := place{t, int32(n)}
-				if found[at] == nil {
-					found[at] = &groupPartitionView{Topic: t, Partition: int32(n), Offset: -1, End: -1, Lag: -1}
-				}
-				data, err := dataOrNone(conn, dir+"/"+kind+"/"+t+"/"+p)
-				if err != nil {
-					return v, err
-				}
-				if kind == "owners" {
-					found[at].Owner = data
-				} else if o, err := strconv.ParseInt(data, 10, 64); err == nil {
-					found[at].Offset = o
+				if err := a.printGroup(v); err != nil {
+					return err
 				}
 			}
-		}
-	}
-	for _, p := range found {
-		v.Partitions = append(v.Partitions, *p)
-	}
-	sort.Slice(v.Partitions, func(i, j int) bool {
-		a, b := v.Partitions[i], v.Partitions[j]
-		return a.Topic < b.Topic || a.Topic == b.Topic && a.Partition < b.Partition
-	})
-	return v, nil
-}
-
-// addEnds asks the brokers where the partitions end. Topics that are gone keep -1.
-func (v *groupView) addEnds(ctx context.Context, b brokers) error {
-	topics := map[string]bool{}
-	var names []string
-	for _, p := range v.Partitions {
-		if !topics[p.Topic] {
-			topics[p.Topic] = true
-			names = append(names, p.Topic)
-		}
-	}
-	if len(names) == 0 {
-		return nil
-	}
-	adm, err := b.admin()
-	if err != nil {
-		return err
-	}
-	defer adm.Close()
-	ends, err := adm.ListEndOffsets(ctx, names...)
-	if se := (*kadm.ShardErrors)(nil); err != nil && !errors.As(err, &se) {
-		return fmt.Errorf("ends of partitions: %w", err)
-	}
-	for i := range v.Partitions {
-		p := &v.Partitions[i]
-		if e, ok := ends.Lookup(p.Topic, p.Partition); ok && e.Err == nil {
-			p.End = e.Offset
-			if p.Offset >= 0 {
-				p.Lag = max(p.End-p.Offset, 0)
-			}
-		}
-	}
-	return nil
+			return nil
+		}}
+	b.flag(cmd)
+	return cmd
 }
 
 func (a *app) printGroup(v groupView) error {
-	number := func(n int64) string {
-		if n < 0 {
+	fmt.Fprintf(a.Out, "%s: %s, %s", v.Name, v.Type, v.State)
+	if v.Strategy != "" {
+		fmt.Fprintf(a.Out, ", strategy %s", v.Strategy)
+	}
+	fmt.Fprintf(a.Out, ", %d members, lag %d\n", len(v.Members), v.Lag)
+	if len(v.Members) > 0 {
+		rows := [][]string{{"MEMBER", "CLIENT", "HOST", "PARTITIONS"}}
+		for _, m := range v.Members {
+			rows = append(rows, []string{m.ID, m.Client, m.Host, m.Partitions})
+		}
+		if err := a.table(rows); err != nil {
+			return err
+		}
+	}
+	if len(v.Offsets) == 0 {
+		return nil
+	}
+	number := func(n *int64) string {
+		if n == nil {
 			return "-"
 		}
-		return strconv.FormatInt(n, 10)
+		return strconv.FormatInt(*n, 10)
 	}
-	lag := int64(0)
-	rows := [][]string{{"TOPIC", "PARTITION", "OFFSET", "END", "LAG", "OWNER"}}
-	for _, p := range v.Partitions {
-		lag += max(p.Lag, 0)
-		owner := p.Owner
-		if owner == "" {
-			owner = "-"
-		}
-		rows = append(rows, []string{p.Topic, strconv.Itoa(int(p.Partition)), number(p.Offset), number(p.End), number(p.Lag), owner})
+	rows := [][]string{{"TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "MEMBER"}}
+	for _, o := range v.Offsets {
+		rows = append(rows, []string{o.Topic, strconv.Itoa(int(o.Partition)), number(o.Committed), strconv.FormatInt(o.End, 10), number(o.Lag), o.Member})
 	}
-	fmt.Fprintf(a.Out, "group %s: %d members, lag %d\n", v.Group, len(v.Members), lag)
 	return a.table(rows)
+}
+
+func (a *app) groupExplain() *cobra.Command {
+	var admin string
+	cmd := &cobra.Command{Use: "explain GROUP", Short: "Tell why the group rebalanced, the last 100 times", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var got struct {
+				Group      string `json:"group"`
+				Generation int32  `json:"generation"`
+				Rebalances []struct {
+					Time       time.Time `json:"time"`
+					Generation int32     `json:"generation"`
+					Cause      string    `json:"cause"`
+					Why        string    `json:"why"`
+					Before     int32     `json:"membersBefore"`
+					After      int32     `json:"membersAfter"`
+					Joined     []string  `json:"joined,omitempty"`
+					Left       []string  `json:"left,omitempty"`
+					WaitedMs   int64     `json:"waitedMs"`
+					WaitedFor  string    `json:"waitedFor,omitempty"`
+				} `json:"rebalances"`
+			}
+			if err := askAdmin(cmd.Context(), http.MethodGet, "group explain", admin, "/v1/groups/"+url.PathEscape(args[0])+"/rebalances", &got); err != nil {
+				return err
+			}
+			if a.output == "json" {
+				return a.json(got)
+			}
+			for _, r := range got.Rebalances {
+				fmt.Fprintf(a.Out, "%s  generation %d  %s: %s\n", r.Time.Local().Format(time.DateTime), r.Generation, r.Cause, r.Why)
+				fmt.Fprintf(a.Out, "    members %d -> %d, waited %s", r.Before, r.After, time.Duration(r.WaitedMs)*time.Millisecond)
+				if r.WaitedFor != "" {
+					fmt.Fprintf(a.Out, ", last for %s", r.WaitedFor)
+				}
+				fmt.Fprintln(a.Out)
+			}
+			return nil
+		}}
+	cmd.Flags().StringVarP(&admin, "admin", "a", "localhost:8080", "admin address of a node")
+	return cmd
+}
+
+func (a *app) groupDelete() *cobra.Command {
+	var b brokers
+	cmd := &cobra.Command{Use: "delete GROUP...", Short: "Delete groups without members, with their offsets", Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, names []string) error {
+			adm, err := b.admin()
+			if err != nil {
+				return err
+			}
+			defer adm.Close()
+			got, err := adm.DeleteGroups(cmd.Context(), names...)
+			if err != nil && len(got) == 0 {
+				return fmt.Errorf("delete groups: %w", err)
+			}
+			var out []outcome
+			for _, g := range got.Sorted() {
+				o := outcome{Name: g.Group}
+				if g.Err != nil {
+					o.Error = g.Err.Error()
+				}
+				out = append(out, o)
+			}
+			return a.report("deleted", out)
+		}}
+	b.flag(cmd)
+	return cmd
+}
+
+func (a *app) groupReset() *cobra.Command {
+	var b brokers
+	var topics []string
+	var to string
+	var dry bool
+	cmd := &cobra.Command{
+		Use: "reset-offsets GROUP --topic TOPIC[:PARTITION,...] --to WHERE", Short: "Move the committed offsets of a group without members", Args: cobra.ExactArgs(1),
+		Long: "Move the committed offsets of a group without members. WHERE is earliest, latest, an offset, a time like\n" +
+			"2026-01-31T12:00:00Z, or a duration like 2h for that long ago.",
+		Example: "  barnabas group reset-offsets billing --topic orders --to earliest\n" +
+			"  barnabas group reset-offsets billing --topic orders:0,3 --to 1500 --dry-run",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(topics) == 0 || to == "" {
+				return usagef("--topic and --to are both needed (see %s --help)", cmd.CommandPath())
+			}
+			adm, err := b.admin()
+			if err != nil {
+				return err
+			}
+			defer adm.Close()
+			return a.resetOffsets(cmd.Context(), adm, args[0], topics, to, dry)
+		},
+	}
+	b.flag(cmd)
+	f := cmd.Flags()
+	f.StringArrayVarP(&topics, "topic", "t", nil, "topic, or topic:partition,...; may be repeated")
+	f.StringVar(&to, "to", "", "earliest, latest, an offset, a time, or a duration ago")
+	f.BoolVar(&dry, "dry-run", false, "only show what would be committed")
+	return cmd
+}
+
+func (a *app) resetOffsets(ctx context.Context, adm *kadm.Client, name string, topics []string, to string, dry bool) error {
+	wanted, err := partitionSets(topics)
+	if err != nil {
+		return err
+	}
+	described, err := adm.DescribeGroups(ctx, name)
+	if err != nil {
+		return fmt.Errorf("reset offsets: %w", err)
+	}
+	if g := described[name]; len(g.Members) > 0 {
+		return fmt.Errorf("reset offsets: group %s has %d members (%s): stop them first", name, len(g.Members), g.State)
+	}
+	where, err := place(ctx, adm, wanted.names(), to)
+	if err != nil {
+		return err
+	}
+	var offsets kadm.Offsets
+	moved := []offsetMoved{}
+	rows := [][]string{{"TOPIC", "PARTITION", "OFFSET"}}
+	for _, o := range where {
+		if set := wanted[o.Topic]; len(set) > 0 && !set[o.Partition] {
+			continue
+		}
+		offsets.AddOffset(o.Topic, o.Partition, o.Offset, -1)
+		moved = append(moved, offsetMoved{o.Topic, o.Partition, o.Offset})
+		rows = append(rows, []string{o.Topic, strconv.Itoa(int(o.Partition)), strconv.FormatInt(o.Offset, 10)})
+	}
+	for topic, set := range wanted {
+		for p := range set {
+			if _, ok := offsets.Lookup(topic, p); !ok {
+				return fmt.Errorf("reset offsets: topic %s has no partition %d", topic, p)
+			}
+		}
+	}
+	if !dry {
+		got, err := adm.CommitOffsets(ctx, name, offsets)
+		if err == nil {
+			err = got.Error()
+		}
+		if err != nil {
+			return fmt.Errorf("reset offsets of %s: %w", name, err)
+		}
+	}
+	if a.output == "json" {
+		return a.json(moved)
+	}
+	return a.table(rows)
+}
+
+type offsetMoved struct {
+	Topic     string `json:"topic"`
+	Partition int32  `json:"partition"`
+	Offset    int64  `json:"offset"`
+}
+
+// partitionSet is what --topic asks for: no partitions mean all.
+type partitionSet map[string]map[int32]bool
+
+func (s partitionSet) names() (out []string) {
+	for t := range s {
+		out = append(out, t)
+	}
+	sort.Strings(out)
+	return out
+}
+
+func partitionSets(topics []string) (partitionSet, error) {
+	out := partitionSet{}
+	for _, t := range topics {
+		name, list, some := strings.Cut(t, ":")
+		if out[name] == nil {
+			out[name] = map[int32]bool{}
+		}
+		for _, p := range strings.Split(list, ",") {
+			n, err := strconv.ParseInt(p, 10, 32)
+			if some && (err != nil || n < 0) || name == "" {
+				return nil, usagef("--topic %q is not topic or topic:partition,...", t)
+			}
+			if some {
+				out[name][int32(n)] = true
+			}
+		}
+	}
+	return out, nil
+}
+
+// place finds the offset of each partition that --to means, within what the partitions hold.
+func place(ctx context.Context, adm *kadm.Client, topics []string, to string) ([]kadm.ListedOffset, error) {
+	starts, err := offsetsOf(adm.ListStartOffsets(ctx, topics...))
+	if err != nil {
+		return nil, err
+	}
+	ends, err := offsetsOf(adm.ListEndOffsets(ctx, topics...))
+	if err != nil {
+		return nil, err
+	}
+	at := starts
+	offset, noNumber := strconv.ParseInt(to, 10, 64)
+	switch {
+	case to == "earliest":
+	case to == "latest":
+		at = ends
+	case noNumber == nil:
+	default:
+		when, err := moment(to)
+		if err != nil {
+			return nil, err
+		}
+		if at, err = offsetsOf(adm.ListOffsetsAfterMilli(ctx, when.UnixMilli(), topics...)); err != nil {
+			return nil, err
+		}
+	}
+	var out []kadm.ListedOffset
+	at.Each(func(o kadm.ListedOffset) {
+		start, _ := starts.Lookup(o.Topic, o.Partition)
+		end, _ := ends.Lookup(o.Topic, o.Partition)
+		if noNumber == nil {
+			o.Offset = offset
+		}
+		o.Offset = min(max(o.Offset, start.Offset), end.Offset)
+		out = append(out, o)
+	})
+	sort.Slice(out, func(i, j int) bool {
+		return out[i].Topic < out[j].Topic || out[i].Topic == out[j].Topic && out[i].Partition < out[j].Partition
+	})
+	return out, nil
+}
+
+func offsetsOf(o kadm.ListedOffsets, err error) (kadm.ListedOffsets, error) {
+	if err = errors.Join(err, o.Error()); err != nil {
+		return nil, fmt.Errorf("list offsets: %w", err)
+	}
+	return o, nil
+}
+
+func moment(to string) (time.Time, error) {
+	if when, err := time.Parse(time.RFC3339, to); err == nil {
+		return when, nil
+	}
+	ago, err := time.ParseDuration(to)
+	if err != nil || ago < 0 {
+		return time.Time{}, usagef("--to %q is not earliest, latest, an offset, a time like 2026-01-31T12:00:00Z or a duration like 2h", to)
+	}
+	return time.Now().Add(-ago), nil
 }

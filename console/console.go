@@ -16,6 +16,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 )
 
 // Reason is one thing that keeps a node from being ready or healthy.
@@ -44,6 +46,7 @@ type Config struct {
 	Listen  string // host:port; port 0 lets the system choose
 	Node    Node
 	Metrics prometheus.Gatherer
+	View    func() *state.View          // the node's newest; nil: groups are not shown
 	Routes  map[string]http.HandlerFunc // more routes, by pattern; nil: none
 	Log     *slog.Logger
 }
@@ -77,6 +80,7 @@ func (c *Console) Start() error {
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, c.cfg.Node.Status()) })
 	mux.HandleFunc("POST /v1/cluster/init", c.init)
 	mux.HandleFunc("POST /v1/cluster/level", c.level)
+	mux.HandleFunc("GET /v1/groups/{group}/rebalances", c.rebalances)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(c.cfg.Metrics, promhttp.HandlerOpts{}))
 	for pattern, h := range c.cfg.Routes {
 		mux.HandleFunc(pattern, h)

@@ -167,25 +167,25 @@ func TestClassicGroupLosesItsCoordinator(t *testing.T) {
 				name := fmt.Sprint("m", i)
 				leaves[name] = f.member(name, balancer)
 			}
-			settle := func(what string) {
-				begun := time.Now()
+			settle := func(begun time.Time, what string) {
 				testtool.Eventually(t, harness.StartLimit, func() error { return f.settled(members, partitions) })
 				t.Logf("%s: whole after %v", what, time.Since(begun).Round(time.Millisecond))
 			}
-			settle("start")
+			settle(time.Now(), "start")
 			for round := range rounds {
 				old, fresh := fmt.Sprint("m", round), fmt.Sprint("m", round+members)
 				killed := c.Node(harness.Controller(t, c.Brokers()))
 				gone := make(chan struct{})
 				go func() { defer close(gone); leaves[old]() }() // it leaves while the coordinator dies
 				leaves[fresh] = f.member(fresh, balancer)
+				begun := time.Now()
 				killed.Kill()
 				<-gone
 				delete(leaves, old)
 				f.mu.Lock()
 				delete(f.owned, old)
 				f.mu.Unlock()
-				settle(fmt.Sprintf("coordinator %d killed", killed.ID))
+				settle(begun, fmt.Sprintf("coordinator %d killed", killed.ID))
 				f.checkCommits()
 				killed.Start()
 				c.AwaitServing()

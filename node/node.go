@@ -156,7 +156,7 @@ func (n *node) assembleRooms() (err error) {
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		console.StateMetrics{View: n.raft.View})
 	if cfg.AdminListen != "" {
-		n.console = console.New(console.Config{Listen: cfg.AdminListen, Node: n, Metrics: metrics, Routes: n.routes(), Log: log.With("room", "console")})
+		n.console = console.New(console.Config{Listen: cfg.AdminListen, Node: n, Metrics: metrics, View: n.raft.View, Routes: n.routes(), Log: log.With("room", "console")})
 	}
 	return nil
 }

@@ -85,7 +85,7 @@ func (c *Coordinator) describeLegacy(out *kmsg.DescribeGroupsResponseGroup) {
 					member = member[:i] // <id>-<thread>
 				}
 			}
-			if n, ok := state.ParsePartition(name); ok {
+			if n, ok := state.ParsePartition(name[strings.LastIndexByte(name, '-')+1:]); ok { // pykafka claims <leader>-<partition>
 				if owned[member] == nil {
 					owned[member] = map[string][]int32{}
 				}

@@ -1,0 +1,88 @@
+package cli
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+func TestGroups(t *testing.T) {
+	addr := fake(t)
+	ok(t, "", "topic", "create", "t", "-p", "2", "-r", "1", "-b", addr)
+	ok(t, "a\nb\nc\nd\n", "produce", "-t", "t", "-p", "1", "-b", addr)
+	if got := ok(t, "", "group", "list", "-b", addr); got != "GROUP  TYPE  STATE  MEMBERS  LAG\n" {
+		t.Errorf("%q", got)
+	}
+	reset := func(args ...string) string {
+		return ok(t, "", append([]string{"group", "reset-offsets", "g", "-b", addr}, args...)...)
+	}
+	if got := reset("-t", "t:1", "--to", "1"); got != "TOPIC  PARTITION  OFFSET\nt      1          1\n" {
+		t.Errorf("%q", got)
+	}
+	if got := reset("-t", "t", "--to", "latest", "--dry-run"); !strings.HasSuffix(got, "t      0          0\nt      1          4\n") {
+		t.Errorf("%q", got)
+	}
+	if got := ok(t, "", "group", "describe", "g", "-b", addr); !strings.Contains(got, "Empty, 0 members, lag 3\n") || !strings.Contains(got, "t      1          1          4    3") {
+		t.Errorf("%q", got)
+	}
+	for to, want := range map[string]string{"99": "4", "earliest": "0", "1h": "0", "2001-01-31T12:00:00Z": "0"} {
+		if got := reset("-t", "t:1", "--to", to, "-o", "json"); !strings.Contains(got, `"offset": `+want) {
+			t.Errorf("--to %s: %s", to, got)
+		}
+	}
+	for _, bad := range [][]string{{"-t", "t"}, {"--to", "1"}, {"-t", "t:x", "--to", "1"}, {"-t", "t", "--to", "yesterday"}, {"-t", "t:9", "--to", "1"}, {"-t", "u", "--to", "1"}} {
+		if r := run(t, "", append([]string{"group", "reset-offsets", "g", "-b", addr}, bad...)...); r.failure == nil {
+			t.Errorf("%v: %q", bad, r.out)
+		}
+	}
+	if r := run(t, "", "group", "describe", "nobody", "-b", addr); r.failure == nil || !strings.Contains(r.failure.Error(), "there is no group nobody") {
+		t.Errorf("%+v", r)
+	}
+
+	reset("-t", "t", "--to", "earliest")
+	cl, err := kgo.NewClient(kgo.SeedBrokers(addr), kgo.ConsumerGroup("g"), kgo.ConsumeTopics("t"), kgo.ClientID("reader"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	for cl.PollFetches(ctx).NumRecords() == 0 {
+		if ctx.Err() != nil {
+			t.Fatal(ctx.Err())
+		}
+	}
+	if got := ok(t, "", "group", "describe", "g", "-b", addr); !strings.Contains(got, "g: consumer, Stable") || !strings.Contains(got, "t(0,1)") {
+		t.Errorf("%q", got)
+	}
+	if r := run(t, "", "group", "reset-offsets", "g", "-t", "t", "--to", "0", "-b", addr); r.failure == nil || !strings.Contains(r.failure.Error(), "stop them first") {
+		t.Errorf("%+v", r)
+	}
+	cl.LeaveGroup()
+	cl.Close()
+	if got := ok(t, "", "group", "delete", "g", "-b", addr); got != "deleted g\n" {
+		t.Errorf("%q", got)
+	}
+	if r := run(t, "", "group", "delete", "g", "-b", addr); r.failure == nil {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestGroupExplain(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet || r.URL.EscapedPath() != "/v1/groups/my%20group/rebalances" {
+			t.Errorf("%s %s", r.Method, r.URL.EscapedPath())
+		}
+		_, _ = w.Write([]byte(`{"group":"my group","generation":2,"rebalances":[{"time":"2026-01-31T12:00:00Z","generation":2,"cause":"leave",
+			"why":"member a left","membersBefore":2,"membersAfter":1,"left":["a"],"waitedMs":1500,"waitedFor":"b"}]}`))
+	}))
+	defer srv.Close()
+	got := ok(t, "", "group", "explain", "my group", "-a", strings.TrimPrefix(srv.URL, "http://"))
+	if !strings.Contains(got, "generation 2  leave: member a left\n    members 2 -> 1, waited 1.5s, last for b\n") {
+		t.Errorf("%q", got)
+	}
+}
