@@ -45,7 +45,7 @@ func TestGroups(t *testing.T) {
 	}
 
 	reset("-t", "t", "--to", "earliest")
-	cl, err := kgo.NewClient(kgo.SeedBrokers(addr), kgo.ConsumerGroup("g"), kgo.ConsumeTopics("t"), kgo.ClientID("reader"))
+	cl, err := kgo.NewClient(kgo.SeedBrokers(strings.Split(addr, ",")...), kgo.ConsumerGroup("g"), kgo.ConsumeTopics("t"), kgo.ClientID("reader"))
 	if err != nil {
 		t.Fatal(err)
 	}
