@@ -24,8 +24,9 @@ type Ledger interface {
 // CollectorConfig is what a Collector needs.
 type CollectorConfig struct {
 	Clock clock.Clock
-	// Prove returns the term that a quorum of voters confirmed in a round that began after the call.
-	Prove func(ctx context.Context) (id.Term, error)
+	// Prove returns the term that a quorum of voters confirmed after the report was made, which carried voter's vote for voted
+	// (0: none).
+	Prove func(ctx context.Context, voter id.DirectoryID, voted id.Term) (id.Term, error)
 	// ClockMs is the cluster clock.
 	ClockMs func() int64
 }
@@ -95,7 +96,7 @@ func (c *Collector) HandleReport(ctx context.Context, peer Peer, payload []byte)
 	if !ledger.Heard(r) {
 		return nil, &Error{Code: CodeRefusedReport, Message: fmt.Sprintf("broker %d is not live at epoch %d: register again", r.Broker, r.Epoch)}
 	}
-	proven, err := c.cfg.Prove(ctx)
+	proven, err := c.cfg.Prove(ctx, peer.Directory, r.Voted)
 	if err != nil || proven != term {
 		return nil, &Error{Code: CodeNotLeader, Message: fmt.Sprintf("no proof of leadership in term %d: %v", term, err)}
 	}

@@ -38,7 +38,7 @@ type fakeLeader struct {
 
 func newFakeLeader(c fakeClock) *fakeLeader {
 	f := &fakeLeader{proofs: true, grants: true, changed: make(chan struct{}), leader: "l"}
-	f.col = NewCollector(CollectorConfig{Clock: c, ClockMs: func() int64 { return 777 }, Prove: func(context.Context) (id.Term, error) {
+	f.col = NewCollector(CollectorConfig{Clock: c, ClockMs: func() int64 { return 777 }, Prove: func(context.Context, id.DirectoryID, id.Term) (id.Term, error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if !f.proofs {
@@ -286,7 +286,7 @@ func TestRegistryFollows(t *testing.T) {
 }
 
 func FuzzDecodeReport(f *testing.F) {
-	f.Add((&Report{Broker: 1, Epoch: 2, Applied: 3, Sessions: []id.SessionID{4}, RegistrySeq: 5,
+	f.Add((&Report{Broker: 1, Epoch: 2, Applied: 3, Voted: 7, Sessions: []id.SessionID{4}, RegistrySeq: 5,
 		Fetches: []Fetch{{Conn: 6, ClientID: "c", Addr: "a:1", TopicPartition: id.TopicPartition{Topic: "t", Partition: 7}, Age: time.Second}},
 		Gone:    []FetchKey{{8, id.TopicPartition{Topic: "u"}}}}).encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -300,3 +300,28 @@ func FuzzDecodeReport(f *testing.F) {
 		}
 	})
 }
+
+// The vote in a report reaches the proof, with the directory that sent it.
+func TestReportCarriesVote(t *testing.T) {
+	var voter id.DirectoryID
+	var voted id.Term
+	col := NewCollector(CollectorConfig{Clock: fakeClock{time.Now()}, ClockMs: func() int64 { return 1 },
+		Prove: func(_ context.Context, v id.DirectoryID, t id.Term) (id.Term, error) {
+			voter, voted = v, t
+			return 9, nil
+		}})
+	col.Begin(9, grantAll{})
+	raw, err := col.HandleReport(context.Background(), Peer{Identity: Identity{Directory: "d"}}, (&Report{Broker: 1, Epoch: 2, Voted: 9}).encode())
+	if err != nil || voter != "d" || voted != 9 {
+		t.Fatalf("asked for the vote of %q in term %d: %v", voter, voted, err)
+	}
+	if r, err := decodeReportReply(raw); err != nil || !r.Granted {
+		t.Fatalf("%+v %v", r, err)
+	}
+}
+
+type grantAll struct{}
+
+func (grantAll) Heard(*Report) bool                                         { return true }
+func (grantAll) MayGrant(*Report) bool                                      { return true }
+func (grantAll) Goodbye(context.Context, id.BrokerID, id.BrokerEpoch) error { return nil }

@@ -25,7 +25,7 @@ type Caller interface {
 	Call(ctx context.Context, t Target, method string, payload []byte) ([]byte, error)
 }
 
-// ReporterConfig is where a Reporter takes its reports from. Sessions, Fetches and Log may be nil.
+// ReporterConfig is where a Reporter takes its reports from. Vote, Sessions, Fetches and Log may be nil.
 type ReporterConfig struct {
 	Caller Caller
 	Clock  clock.Clock
@@ -36,6 +36,9 @@ type ReporterConfig struct {
 	// Applied is the index up to which this broker's partitions follow the state: with it applied, none of them answers by a
 	// leadership that the state has ended.
 	Applied func() id.Index
+	// Vote confirms the term of this node's part in the metadata log; nil: reports carry no vote. Called after the moment from
+	// which the lease counts.
+	Vote func() id.Term
 	// Sessions names the ZooKeeper sessions heard since the last answered report; answered is called when a leader that had
 	// proved itself has taken them.
 	Sessions func() (sessions []id.SessionID, answered func())
@@ -128,6 +131,9 @@ func (r *Reporter) report(ctx context.Context, leader id.DirectoryID, b id.Broke
 	answered := func() {}
 	// The lease counts from here: everything that the report says was true no earlier.
 	sent := r.cfg.Clock.Boot()
+	if r.cfg.Vote != nil {
+		rep.Voted = r.cfg.Vote()
+	}
 	rep.Applied = r.cfg.Applied()
 	if r.cfg.Sessions != nil {
 		rep.Sessions, answered = r.cfg.Sessions()

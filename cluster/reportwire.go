@@ -25,9 +25,12 @@ type FetchKey struct {
 
 // Report is what a broker tells the Raft leader every lease.ReportEvery.
 type Report struct {
-	Broker   id.BrokerID
-	Epoch    id.BrokerEpoch
-	Applied  id.Index       // the broker's partitions follow the state up to here
+	Broker  id.BrokerID
+	Epoch   id.BrokerEpoch
+	Applied id.Index // the broker's partitions follow the state up to here
+	// Voted is the term that this node's part in the metadata log confirmed when the report was made, 0 for none: what a proof
+	// round would ask it next.
+	Voted    id.Term
 	Sessions []id.SessionID // ZooKeeper sessions heard since the last answered report
 	// Registry is the change of this broker's fetch registry since report RegistrySeq-1; its absence (RegistrySeq 0) says
 	// nothing. Number 1 is the whole registry.
@@ -53,6 +56,7 @@ func (r *Report) encode() []byte {
 	b = binary.BigEndian.AppendUint32(b, uint32(r.Broker))
 	b = binary.BigEndian.AppendUint64(b, uint64(r.Epoch))
 	b = binary.BigEndian.AppendUint64(b, uint64(r.Applied))
+	b = binary.BigEndian.AppendUint64(b, uint64(r.Voted))
 	b = binary.BigEndian.AppendUint32(b, uint32(len(r.Sessions)))
 	for _, s := range r.Sessions {
 		b = binary.BigEndian.AppendUint64(b, uint64(s))
@@ -90,7 +94,8 @@ func decodeReport(b []byte) (*Report, error) {
 	if v := d.uint8(); v != reportVersion {
 		return nil, fmt.Errorf("report of version %d", v)
 	}
-	r := &Report{Broker: id.BrokerID(int32(d.uint32())), Epoch: id.BrokerEpoch(d.uint64()), Applied: id.Index(d.uint64())}
+	r := &Report{Broker: id.BrokerID(int32(d.uint32())), Epoch: id.BrokerEpoch(d.uint64()), Applied: id.Index(d.uint64()),
+		Voted: id.Term(d.uint64())}
 	for range d.count(8) {
 		r.Sessions = append(r.Sessions, id.SessionID(d.uint64()))
 	}

@@ -23,7 +23,7 @@ func (n *node) assembleMinds() {
 	})
 	n.collector = cluster.NewCollector(cluster.CollectorConfig{
 		Clock: n.clock, ClockMs: func() int64 { return n.raft.View().ClockMs() },
-		Prove: func(ctx context.Context) (id.Term, error) { p, err := n.raft.Prove(ctx); return p.Term, err },
+		Prove: n.raft.ProveWith,
 	})
 	n.deaths = minds.NewDeaths(minds.DeathsConfig{
 		Views: n.raft, Log: n.log.With("room", "deaths"),
@@ -42,7 +42,7 @@ func (n *node) assembleMinds() {
 		},
 	})
 	n.reporter = cluster.NewReporter(cluster.ReporterConfig{
-		Caller: n.cluster, Clock: n.clock, Self: n.selfEpoch, Leader: leaders{n.raft}.Leader, Log: n.log.With("room", "cluster"),
+		Caller: n.cluster, Clock: n.clock, Self: n.selfEpoch, Vote: n.raft.Vote, Leader: leaders{n.raft}.Leader, Log: n.log.With("room", "cluster"),
 		// Partitions are fenced before a view can be read, so they follow the state up to the view.
 		Applied: func() id.Index { return n.raft.View().Index() },
 		Sessions: func() ([]id.SessionID, func()) {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
@@ -191,5 +192,39 @@ func TestProve(t *testing.T) {
 	c.m.isolate(l.id, c.ids)
 	if _, err := l.Prove(c.ctx()); err == nil {
 		t.Fatal("a leader without its quorum proves")
+	}
+}
+
+// A vote that came with a request proves without a round, but only with a voter's vote for the term of this leader.
+func TestProveWithVote(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	l, f := c.leader(), c.follower()
+	fid := id.DirectoryID(f.id)
+	eventually(t, "the follower's vote", func() bool { return uint64(f.Vote()) == l.leaderTerm() })
+	voted := f.Vote()
+	older := l.voter.confirm(uint64(voted), l.cfg.Clock.Boot())
+	c.m.isolate(l.id, c.ids) // a round would fail from here on; the vote was made before
+	if term, err := l.ProveWith(c.ctx(), fid, voted); err != nil || term != voted {
+		t.Fatalf("with a vote for term %d: %d, %v", voted, term, err)
+	}
+	if since := l.voter.confirm(uint64(voted), l.cfg.Clock.Boot()); since < older {
+		t.Errorf("an earlier term was confirmed %v ago, then %v ago", older, since)
+	}
+	for name, try := range map[string]struct {
+		voter id.DirectoryID
+		voted id.Term
+	}{"no vote": {fid, 0}, "an earlier term": {fid, voted - 1}, "a later term": {fid, voted + 1},
+		"its own vote": {id.DirectoryID(l.id), voted}, "no voter": {"stranger", voted}} {
+		if term, err := l.ProveWith(c.ctx(), try.voter, try.voted); err == nil {
+			t.Errorf("%s: proven in term %d", name, term)
+		}
+	}
+	// Whoever leads next finds that its quorum took part in the proof.
+	eventually(t, "another leader", func() bool { return f.Vote() > voted })
+	if since := f.voter.confirm(uint64(f.Vote()), f.cfg.Clock.Boot()); since > time.Minute {
+		t.Errorf("the vote is forgotten: %v", since)
+	}
+	if term, err := l.ProveWith(c.ctx(), fid, f.Vote()); err == nil {
+		t.Errorf("a deposed leader proves term %d by a later vote", term)
 	}
 }

@@ -192,15 +192,74 @@ func (n *Node) askVoter(ctx context.Context, to id.DirectoryID, req []byte) vote
 	return vote{since: time.Duration(binary.BigEndian.Uint64(b))}
 }
 
+// Vote confirms this node's own term, as a proof round would ask it to, and returns it; 0 when it is just changing. It is
+// for ProveWith on the leader, and proves nothing by itself.
+func (n *Node) Vote() id.Term {
+	i := n.inst.Load()
+	if i == nil {
+		return 0
+	}
+	term := i.r.CurrentTerm()
+	if _, ok := n.confirm(i, term); !ok {
+		return 0
+	}
+	return id.Term(term)
+}
+
+// ProveWith is Prove for a request that came with a vote: what Vote returned on the node voter while the request was made.
+// Where two voters are a quorum, that vote and this node's own are a proof without a round: both were in the term when the
+// vote was made, so no later one had a leader then. Otherwise it is Prove.
+func (n *Node) ProveWith(ctx context.Context, voter id.DirectoryID, voted id.Term) (id.Term, error) {
+	if i := n.inst.Load(); i != nil && voted != 0 && voter != n.cfg.ID && uint64(voted) == n.leaderTerm() && n.twoAreQuorum(i, voter) {
+		if _, ok := n.confirm(i, uint64(voted)); ok && uint64(voted) == n.leaderTerm() {
+			return voted, nil
+		}
+	}
+	p, err := n.Prove(ctx)
+	return p.Term, err
+}
+
+// twoAreQuorum says that this node and another are both voters, of at most three.
+func (n *Node) twoAreQuorum(i *instance, other id.DirectoryID) bool {
+	f := i.r.GetConfiguration()
+	if f.Error() != nil {
+		return false
+	}
+	voters, both := 0, 0
+	for _, s := range f.Configuration().Servers {
+		if s.Suffrage != raft.Voter {
+			continue
+		}
+		voters++
+		if d := id.DirectoryID(s.ID); d == other || d == n.cfg.ID {
+			both++
+		}
+	}
+	return both == 2 && voters <= 3
+}
+
+// confirm records that the instance is in a term, and returns the time since an earlier one was confirmed; false when it is
+// in another. It is written down before the term is read again: whoever confirms a later term after that finds it.
+func (n *Node) confirm(i *instance, term uint64) (sinceOlder time.Duration, ok bool) {
+	if term == 0 || i.r.CurrentTerm() != term {
+		return 0, false
+	}
+	since := n.voter.confirm(term, n.cfg.Clock.Boot())
+	return since, i.r.CurrentTerm() == term
+}
+
 // handleProve confirms a term that is still this voter's: 8 bytes of nanoseconds, or nothing when it is not.
 func (n *Node) handleProve(_ context.Context, _ id.DirectoryID, p []byte) ([]byte, error) {
 	if len(p) != 8 {
 		return nil, fmt.Errorf("%w: proof of %d bytes", errBadRequest, len(p))
 	}
 	i := n.inst.Load()
-	term := binary.BigEndian.Uint64(p)
-	if i == nil || term == 0 || i.r.CurrentTerm() != term {
+	if i == nil {
 		return nil, nil
 	}
-	return binary.BigEndian.AppendUint64(nil, uint64(n.voter.confirm(term, n.cfg.Clock.Boot()))), nil
+	since, ok := n.confirm(i, binary.BigEndian.Uint64(p))
+	if !ok {
+		return nil, nil
+	}
+	return binary.BigEndian.AppendUint64(nil, uint64(since)), nil
 }

@@ -45,7 +45,7 @@ func newRig(t *testing.T, brokers int) *rig {
 	clk := bubbleClock{time.Now()}
 	r := &rig{t: t, st: state.New(), up: map[id.DirectoryID]bool{}}
 	prove := func(context.Context) (id.Term, time.Duration, error) { return 1, time.Hour, nil }
-	r.col = cluster.NewCollector(cluster.CollectorConfig{Clock: clk, ClockMs: func() int64 { return 0 }, Prove: func(ctx context.Context) (id.Term, error) {
+	r.col = cluster.NewCollector(cluster.CollectorConfig{Clock: clk, ClockMs: func() int64 { return 0 }, Prove: func(ctx context.Context, _ id.DirectoryID, _ id.Term) (id.Term, error) {
 		term, _, err := prove(ctx)
 		return term, err
 	}})
