@@ -27,9 +27,14 @@ func (c *cluster) waitISR(topic string, p int32, n int) {
 	eventually(c.t, fmt.Sprintf("an ISR of %d", n), func() bool { return len(c.row(topic, p).ISR) == n })
 }
 
+// mustProduce produces until it is acked; on a busy machine a slow follower may be out of the ISR for a moment.
 func mustProduce(t *testing.T, b *broker, topic string, p int32, values ...string) id.Offset {
 	t.Helper()
-	res := b.produce(topic, p, -1, 20*time.Second, batchOf(t, values...))
+	var res AppendResult
+	eventually(t, "enough replicas in sync", func() bool {
+		res = b.produce(topic, p, -1, 20*time.Second, batchOf(t, values...))
+		return !errors.Is(res.Err, ErrNotEnoughReplicas)
+	})
 	if res.Err != nil {
 		t.Fatalf("produce: %v", res.Err)
 	}
