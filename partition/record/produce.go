@@ -93,8 +93,8 @@ func (c *Codecs) judge(b Batch, r ProduceRules) error {
 		return fmt.Errorf("%w: a client may not send LogAppendTime", ErrInvalidTimestamp)
 	case b.ProducerID() >= 0 && (b.BaseSequence() < 0 || b.ProducerEpoch() < 0):
 		return invalidf("producer id %d with epoch %d and sequence %d", b.ProducerID(), b.ProducerEpoch(), b.BaseSequence())
-	case b.ProducerID() < 0 && (b.IsTransactional() || b.BaseSequence() >= 0):
-		return invalidf("transactional %t, sequence %d without a producer id", b.IsTransactional(), b.BaseSequence())
+	case b.ProducerID() < 0 && b.IsTransactional(): // a sequence alone is nothing to mind: franz-go sends one when it is not idempotent
+		return invalidf("a transactional batch without a producer id")
 	}
 	if err := r.checkTimestamp(b.MaxTimestamp()); err != nil {
 		return err
