@@ -222,20 +222,22 @@ func (c *cluster) moved(ctx context.Context, victim node, at time.Time) (time.Du
 			seeds = append(seeds, n.Kafka)
 		}
 	}
-	for ctx.Err() == nil {
-		if c.try(ctx, seeds) == nil {
+	for {
+		switch err := c.try(ctx, seeds); {
+		case err == nil:
 			return time.Since(at), nil
+		case ctx.Err() != nil || time.Since(at) > time.Minute:
+			return 0, fmt.Errorf("no new client got through: %w", err)
 		}
 	}
-	return 0, ctx.Err()
 }
 
 // try has a new client send a record to every partition, in a short time.
 func (c *cluster) try(ctx context.Context, seeds []string) error {
-	ctx, cancel := context.WithTimeout(ctx, 250*time.Millisecond)
+	ctx, cancel := context.WithTimeout(ctx, 400*time.Millisecond)
 	defer cancel()
 	client, err := kgo.NewClient(kgo.SeedBrokers(seeds...), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerLinger(0),
-		kgo.DisableIdempotentWrite(), kgo.MetadataMinAge(10*time.Millisecond), kgo.ProduceRequestTimeout(100*time.Millisecond), kgo.RequestTimeoutOverhead(100*time.Millisecond))
+		kgo.DisableIdempotentWrite(), kgo.MetadataMinAge(10*time.Millisecond), kgo.ProduceRequestTimeout(200*time.Millisecond), kgo.RequestTimeoutOverhead(200*time.Millisecond))
 	if err != nil {
 		return err
 	}
