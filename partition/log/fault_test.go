@@ -369,3 +369,35 @@ func TestReadersBesideTheWriter(t *testing.T) {
 	wg.Wait()
 	must(t, l.Close())
 }
+
+// Thousands of partitions are made at once, and most stay empty: a new log costs few syncs, its close and its next start hardly any.
+func TestEmptyLogIsCheap(t *testing.T) {
+	syncs := 0
+	mem := vfs.NewMem(nil)
+	fsys := vfs.WithFaults(mem, func(op vfs.Op) error {
+		if op.Kind == vfs.OpSync || op.Kind == vfs.OpSyncDir {
+			syncs++
+		}
+		return nil
+	})
+	l, _ := open(t, fsys, Config{TopicID: id.TopicID{1}})
+	if syncs > 6 { // three of them for directories that a later log finds
+		t.Errorf("%d syncs for a new log", syncs)
+	}
+	syncs = 0
+	must(t, l.Checkpoint())
+	must(t, l.Close())
+	l, _ = open(t, fsys, Config{TopicID: id.TopicID{1}})
+	must(t, l.Close())
+	if syncs > 1 {
+		t.Errorf("%d syncs for closing and opening an empty log", syncs)
+	}
+	l, _ = open(t, fsys, Config{TopicID: id.TopicID{1}})
+	appendN(t, l, 3, 0)
+	must(t, l.Close())
+	if l, r := open(t, fsys, Config{TopicID: id.TopicID{1}}); l.LogEnd() != 3 || !r.Clean {
+		t.Errorf("after an append and a close: end %d, clean %v", l.LogEnd(), r.Clean)
+	} else {
+		must(t, l.Close())
+	}
+}

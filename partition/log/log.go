@@ -93,7 +93,7 @@ type Log struct {
 		bytesSince    int64 // bytes appended since the last index entry
 		producers     producers
 		recoveryPoint id.Offset
-		settled       bool // the directory is as Close would leave it
+		settled       bool // the directory is as Close would leave it, or the log as new
 	}
 }
 
