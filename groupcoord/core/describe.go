@@ -50,15 +50,18 @@ func (c *Coordinator) describe(r Request, req *kmsg.DescribeGroupsRequest) {
 
 func (c *Coordinator) describeMembers(out *kmsg.DescribeGroupsResponseGroup, stable bool) {
 	row, _ := c.v.Group(out.Group)
-	if row == nil { // its first members are on the way in
-		out.ProtocolType = c.groups[out.Group].protocolType()
-		return
+	members := []*state.Member(nil)
+	if row != nil {
+		out.ProtocolType, members = row.ProtocolType, row.Members
 	}
-	out.ProtocolType = row.ProtocolType
+	if g := c.groups[out.Group]; g != nil && g.reb != nil { // with those on the way in
+		g.row = row
+		out.ProtocolType, members = g.protocolType(), g.everyone()
+	}
 	if stable {
 		out.Protocol = row.Protocol
 	}
-	for _, m := range row.Members {
+	for _, m := range members {
 		o := kmsg.NewDescribeGroupsResponseGroupMember()
 		o.MemberID, o.ClientID, o.ClientHost = m.ID, m.Client, "/"+m.Host
 		o.ProtocolMetadata, o.MemberAssignment = []byte{}, []byte{}
