@@ -13,10 +13,10 @@ RACE := $(if $(filter true,$(CI)),-race)
 UNIT = $(shell $(GO) list ./... | grep -v /integration)
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo tools unit test race lint fuzz bench generate clean
+.PHONY: help build run demo tools unit test race lint fuzz bench bench-znodes bench-failover generate clean
 
 help: ## print this list
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build bin/barnabas, one static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/barnabas
@@ -55,6 +55,13 @@ fuzz: ## run each fuzz target for a while (FUZZ=20s)
 
 bench: ## run the Go benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem $(UNIT)
+
+bench-znodes: build ## ordered writes per second beside a real ZooKeeper, in one run
+	@tools/fetch.sh zookeeper-3.9.5
+	$(GO) run ./bench/znodes -bin $(BIN) -zookeeper $(TOOLS)/zookeeper-3.9.5/lib
+
+bench-failover: build ## how long producers stand still when a broker is killed or frozen
+	$(GO) run ./bench/failover -bin $(BIN)
 
 generate: ## write generated code again; CI fails when that changes anything
 	$(GO) generate ./...
