@@ -175,8 +175,8 @@ func TestClassicGroupLosesItsCoordinator(t *testing.T) {
 			for round := range rounds {
 				old, fresh := fmt.Sprint("m", round), fmt.Sprint("m", round+members)
 				killed := c.Node(harness.Controller(t, c.Brokers()))
-				gone := make(chan struct{})
-				go func() { defer close(gone); leaves[old]() }() // it leaves while the coordinator dies
+				gone, leave := make(chan struct{}), leaves[old]
+				go func() { defer close(gone); leave() }() // it leaves while the coordinator dies
 				leaves[fresh] = f.member(fresh, balancer)
 				begun := time.Now()
 				killed.Kill()
