@@ -219,10 +219,12 @@ func (s *State) createZnode(session int64, c *statepb.CreateZnode) *statepb.Resu
 	if parent.Stat.EphemeralOwner != 0 {
 		return s.refuse(statepb.Code_NO_CHILDREN_FOR_EPHEMERALS, "the parent of %s is ephemeral", path)
 	}
-	if p := ParsePath(path); p.Kind == PathOffset {
+	p := ParsePath(path)
+	if p.Kind == PathOffset {
 		return s.createOffsetZnode(p, c)
 	}
 	z := &Znode{Data: c.Data, Null: c.Null, ACL: fromACL(c.Acl)}
+	s.describe(p, z, session)
 	owner := int64(0)
 	if c.Ephemeral {
 		if session == 0 {
@@ -275,7 +277,8 @@ func (s *State) setZnode(c *statepb.SetZnode) *statepb.Result {
 	if why := ValidPath(c.Path); why != "" {
 		return s.refuse(statepb.Code_INVALID, "%q: %s", c.Path, why)
 	}
-	if p := ParsePath(c.Path); p.Kind == PathOffset {
+	p := ParsePath(c.Path)
+	if p.Kind == PathOffset {
 		return s.setOffsetZnode(p, c)
 	}
 	if r := s.projected(c.Path); r != nil {
@@ -290,6 +293,7 @@ func (s *State) setZnode(c *statepb.SetZnode) *statepb.Result {
 	}
 	z := *old
 	z.Data, z.Null = c.Data, c.Null
+	s.describe(p, &z, z.Stat.EphemeralOwner)
 	zx := s.zxid()
 	s.touch(&z, c.Path, zx)
 	return &statepb.Result{Zxid: int64(zx), Stat: z.stat()}

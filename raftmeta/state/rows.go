@@ -74,6 +74,9 @@ type Znode struct {
 	Null bool  // no data, which readers tell from empty data
 	ACL  []ACL // nil: world:anyone, all
 	Stat Stat
+	// Of members and owners of groups: who writes like this, and the partition that an owner's name means (-1: none).
+	Dialect   Dialect
+	Partition int32
 }
 
 func (z *Znode) encode(e *enc) {
@@ -83,6 +86,8 @@ func (z *Znode) encode(e *enc) {
 		e.sub(3, func(e *enc) { e.i64(1, int64(a.Perms)); e.str(2, a.Scheme); e.str(3, a.ID) })
 	}
 	e.sub(4, z.Stat.encode)
+	e.u64(5, uint64(z.Dialect))
+	e.i64(6, int64(z.Partition))
 }
 
 func (z *Znode) decode(d *dec) {
@@ -111,6 +116,12 @@ func (z *Znode) decode(d *dec) {
 			z.ACL = append(z.ACL, a)
 		case 4:
 			d.sub(z.Stat.decode)
+		case 5:
+			if z.Dialect = Dialect(d.u64()); z.Dialect > DialectWvanbergen {
+				d.unknown()
+			}
+		case 6:
+			z.Partition = d.i32()
 		default:
 			d.unknown()
 		}
