@@ -22,7 +22,7 @@ import (
 type GossipConfig struct {
 	// Seeds are cluster addresses, "host:port", of which any one leads to all peers.
 	Seeds []string
-	// Gossip, Probe and PushPull are memberlist's intervals. Defaults 500 ms, 2 s, 15 s: discovery is not liveness.
+	// Gossip, Probe and PushPull are memberlist's intervals. Defaults 1 s, 2 s, 15 s: discovery is not liveness.
 	Gossip, Probe, PushPull time.Duration
 }
 
@@ -32,7 +32,7 @@ func (c GossipConfig) withDefaults() GossipConfig {
 			*d = v
 		}
 	}
-	def(&c.Gossip, 500*time.Millisecond)
+	def(&c.Gossip, time.Second)
 	def(&c.Probe, 2*time.Second)
 	def(&c.PushPull, 15*time.Second)
 	return c

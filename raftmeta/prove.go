@@ -13,12 +13,8 @@ import (
 	"github.com/barnabas-mq/barnabas/internal/id"
 )
 
-const (
-	// proveTimeout bounds one round; a caller waits for at most two.
-	proveTimeout = 500 * time.Millisecond
-	// proveGather is how long a round waits for others to share it: brokers on one machine report in the same moment.
-	proveGather = 4 * time.Millisecond
-)
+// proveTimeout bounds one round; a caller waits for at most two.
+const proveTimeout = 500 * time.Millisecond
 
 // Proof says that at some moment after Prove was called no later term than Term had a leader.
 type Proof struct {
@@ -90,17 +86,9 @@ func (p *prover) run(n *Node) {
 	p.mu.Lock()
 	wake := p.wakeChan()
 	p.mu.Unlock()
-	gather := time.NewTimer(time.Hour)
-	defer gather.Stop()
 	for {
 		select {
 		case <-wake:
-		case <-n.stopped:
-			return
-		}
-		gather.Reset(proveGather)
-		select {
-		case <-gather.C:
 		case <-n.stopped:
 			return
 		}
