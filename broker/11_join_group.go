@@ -7,7 +7,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-var joinGroupAPI = register(11, 9, (*Server).joinGroup)
+var joinGroupAPI = register(11, 9, (*Server).joinGroup).frames(listFrames)
 
 // joinGroup parks a member at the coordinator until its generation is complete. v1 has a rebalance timeout, v4 makes a new member
 // come twice (KIP-394), v5 has static members (KIP-345), v8 a reason, v9 a leader that need not assign (KIP-814).
