@@ -1,10 +1,17 @@
 package node
 
 import (
+	"maps"
 	"strconv"
 
 	"github.com/barnabas-mq/barnabas/node/config"
 )
+
+// kafkaDefaults are settings that nobody needs to be shown as set: kafka-topics --describe lists those that are not default.
+var kafkaDefaults = map[string]string{
+	"log.segment.bytes": "1073741824", "log.roll.ms": "604800000", "log.index.interval.bytes": "4096", "message.max.bytes": "1048588",
+	"log.retention.ms": "604800000", "log.retention.bytes": "-1",
+}
 
 // static are the broker's settings under Kafka's names, as DescribeConfigs shows them; those that a topic does not set
 // itself are its defaults.
@@ -14,7 +21,7 @@ func static(c config.Config) map[string]string {
 	if c.Log.RetentionTime != config.Unlimited {
 		retention = num(c.Log.RetentionTime.Milliseconds())
 	}
-	return map[string]string{
+	all := map[string]string{
 		"node.id":                   num(int64(c.NodeID)),
 		"log.dirs":                  c.DataDir,
 		"num.partitions":            num(int64(c.Topics.Partitions)),
@@ -29,4 +36,6 @@ func static(c config.Config) map[string]string {
 		"socket.request.max.bytes":  num(int64(c.Network.RequestMaxBytes)),
 		"replica.fetch.max.bytes":   num(int64(c.Network.ReplicaFetchMaxBytes)),
 	}
+	maps.DeleteFunc(all, func(k, v string) bool { return kafkaDefaults[k] == v })
+	return all
 }
