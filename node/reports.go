@@ -26,7 +26,7 @@ func (n *node) assembleMinds() {
 		Prove: n.raft.ProveWith,
 	})
 	n.deaths = minds.NewDeaths(minds.DeathsConfig{
-		Views: n.raft, Log: n.log.With("room", "deaths"),
+		Views: n.raft, Clock: n.clock, Log: n.log.With("room", "deaths"),
 		Probe: func(ctx context.Context, d id.DirectoryID) error {
 			_, err := n.cluster.Probe(ctx, cluster.ToDirectory(d))
 			return err

@@ -11,7 +11,7 @@ type Beat struct {
 	every time.Duration
 }
 
-// NewBeat begins with the next multiple of every, which must be above 0. Stop it when it is not needed any more.
+// NewBeat begins with the next multiple of every, which must be above 0; without a clock, after every. Stop it when it is not needed any more.
 func NewBeat(c Clock, every time.Duration) *Beat {
 	t := time.NewTimer(UntilBeat(c, every))
 	return &Beat{C: t.C, timer: t, clock: c, every: every}
@@ -29,5 +29,10 @@ func (b *Beat) Next() {
 // Stop ends the ticks.
 func (b *Beat) Stop() { b.timer.Stop() }
 
-// UntilBeat is the time until the next multiple of every since boot.
-func UntilBeat(c Clock, every time.Duration) time.Duration { return every - c.Boot()%every }
+// UntilBeat is the time until the next multiple of every since boot; every without a clock.
+func UntilBeat(c Clock, every time.Duration) time.Duration {
+	if c == nil {
+		return every
+	}
+	return every - c.Boot()%every
+}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/barnabas-mq/barnabas/cluster"
+	"github.com/barnabas-mq/barnabas/internal/clock"
 	"github.com/barnabas-mq/barnabas/internal/id"
 )
 
@@ -20,9 +21,10 @@ const (
 // probePauses are between probes of one suspect: a process that is dying may still accept for a moment.
 var probePauses = []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond, 80 * time.Millisecond, 200 * time.Millisecond}
 
-// DeathsConfig is what a Deaths needs; Waits and Log may be nil.
+// DeathsConfig is what a Deaths needs; Clock, Waits and Log may be nil.
 type DeathsConfig struct {
 	Views Views
+	Clock clock.Clock // with it, Waits is asked on the beat of the broker's reports
 	// Probe asks whether a directory's port refuses connections: cluster.ErrRefused is proof of death.
 	Probe func(ctx context.Context, d id.DirectoryID) error
 	// Dead takes each proof. It must not block.
@@ -76,8 +78,8 @@ func (d *Deaths) Suspect(b id.BrokerID) {
 func (d *Deaths) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	tick := time.NewTicker(waitsEvery)
-	defer tick.Stop()
+	beat := clock.NewBeat(d.cfg.Clock, waitsEvery)
+	defer beat.Stop()
 	for {
 		d.mu.Lock()
 		suspects := d.suspects
@@ -96,7 +98,8 @@ func (d *Deaths) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-d.wake:
-		case <-tick.C:
+		case <-beat.C:
+			beat.Next()
 			if d.cfg.Waits != nil {
 				for _, b := range d.cfg.Waits() {
 					d.Suspect(b)
