@@ -257,13 +257,21 @@ func (d *drama) play() {
 	d.remove()
 }
 
+// awaitRebalance returns when a member hears of a rebalance: then the join that was sent has arrived.
+func (d *drama) awaitRebalance(name string, generation int32) {
+	d.t.Helper()
+	n := len(d.lines)
+	waitFor(d.t, func() bool {
+		d.lines = d.lines[:n]
+		d.heartbeat(name, generation)
+		return strings.HasSuffix(d.lines[n], ": 27")
+	})
+}
+
 // second lets another member in.
 func (d *drama) second() {
 	b := d.enter("b", "range", "third")
-	for !strings.Contains(d.lines[len(d.lines)-1], "heartbeat in 1: 27") { // until the join has arrived
-		d.lines = slices.DeleteFunc(d.lines, func(l string) bool { return l == "a heartbeat in 1: 0" })
-		d.heartbeat("a", 1)
-	}
+	d.awaitRebalance("a", 1)
 	d.commit("a", 1)
 	d.sync("a", 1)
 	d.describe()
@@ -290,6 +298,7 @@ func (d *drama) second() {
 
 func (d *drama) statics() {
 	c := d.enter("C")
+	d.awaitRebalance("b", 3)
 	d.join("b")
 	d.joined("C", c)
 	wait := d.startSync("C", 4)
