@@ -220,7 +220,9 @@ func TestGoodbyeReturnsWhenCommitted(t *testing.T) {
 		payload := func(epoch id.BrokerEpoch) []byte {
 			return []byte{0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, byte(epoch)}
 		}
-		if _, err := r.col.HandleGoodbye(t.Context(), cluster.Peer{}, payload(row.Epoch)); err != nil || r.liveness(2) != state.Left {
+		_, err := r.col.HandleGoodbye(t.Context(), cluster.Peer{}, payload(row.Epoch))
+		synctest.Wait() // it returns from within the subscriber; the view is readable after that
+		if err != nil || r.liveness(2) != state.Left {
 			t.Fatal(err, r.liveness(2))
 		}
 		if _, err := r.col.HandleGoodbye(t.Context(), cluster.Peer{}, payload(row.Epoch)); err != nil {
