@@ -26,7 +26,7 @@ import kafka.message.MessageAndMetadata;
 public final class HighLevelConsumer082 {
     private static final String USAGE = "HighLevelConsumer082 --zookeeper host:port[/chroot] --group g --topic t [--streams n]\n"
             + "  [--fetch-max-bytes n] [--auto-commit-ms n] [--session-timeout-ms n] [--from smallest|largest] [--id suffix]\n"
-            + "  [--limit records] [--stdin close|ignore] [--output file|-] [--property key=value]...";
+            + "  [--limit records] [--stdin close|ignore] [--output file|-] [--flush line] [--property key=value]...";
 
     private final JsonLines out;
     private final ConsumerConnector connector;
@@ -38,7 +38,7 @@ public final class HighLevelConsumer082 {
     private final long limit;
 
     private HighLevelConsumer082(Options options) throws Exception {
-        out = new JsonLines(options.get("output", "-"));
+        out = new JsonLines(options.get("output", "-"), options.get("flush", "").equals("line"));
         limit = Long.parseLong(options.get("limit", "0"));
         connector = Consumer.createJavaConsumerConnector(new ConsumerConfig(properties(options)));
     }
@@ -60,7 +60,7 @@ public final class HighLevelConsumer082 {
 
     public static void main(String[] args) throws Exception {
         Options options = new Options(args, USAGE, "zookeeper", "group", "topic", "streams", "fetch-max-bytes", "auto-commit-ms",
-                "session-timeout-ms", "from", "id", "limit", "stdin", "output");
+                "session-timeout-ms", "from", "id", "limit", "flush", "stdin", "output");
         HighLevelConsumer082 member = new HighLevelConsumer082(options);
         Runtime.getRuntime().addShutdownHook(new Thread(member::stopAndWait, "stop"));
         if (options.get("stdin", "ignore").equals("close")) {

@@ -15,10 +15,15 @@ import java.util.zip.CRC32;
  */
 final class JsonLines {
     private final BufferedWriter out;
+    private final boolean eachLine;
     private boolean closed;
 
-    /** Opens the file, or standard output for "-". */
-    JsonLines(String file) throws IOException {
+    /**
+     * Opens the file, or standard output for "-". eachLine flushes every line at once: a process that is to be killed has then
+     * told of whatever its consumer may have committed.
+     */
+    JsonLines(String file, boolean eachLine) throws IOException {
+        this.eachLine = eachLine;
         OutputStream to = file.equals("-") ? new PrintStream(System.out) : new FileOutputStream(file);
         out = new BufferedWriter(new OutputStreamWriter(to, StandardCharsets.UTF_8), 1 << 16);
         Thread flusher = new Thread(this::flushForEver, "flush");
@@ -85,6 +90,9 @@ final class JsonLines {
         try {
             if (!closed) {
                 out.append(line).append('\n');
+                if (eachLine) {
+                    out.flush();
+                }
             }
         } catch (IOException e) {
             throw new UncheckedIOException(e);

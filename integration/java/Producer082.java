@@ -25,7 +25,7 @@ public final class Producer082 {
 
     public static void main(String[] args) throws Exception {
         Options options = new Options(args, USAGE, "brokers", "topic", "count", "first", "size", "api", "acks", "compression", "output");
-        JsonLines out = new JsonLines(options.get("output", "-"));
+        JsonLines out = new JsonLines(options.get("output", "-"), false);
         AtomicLong failed = new AtomicLong();
         if (options.get("api", "new").equals("old")) {
             sendOld(options, failed);
