@@ -12,13 +12,18 @@ import (
 var offsetFetchAPI = register(9, 8, (*Server).offsetFetch).frames(listFrames)
 
 // offsetFetch reads the one store of offsets. A missing offset is -1: with error 3 in version 0, which is the znode's face and
-// served by every broker, without error later. From v2 a null list of topics means all; v8 asks for several groups.
-func (s *Server) offsetFetch(_ context.Context, _ *call, req *kmsg.OffsetFetchRequest) kmsg.Response {
+// served by every broker, without error later. From v2 a null list of topics means all; v8 asks for several groups. From v1 on the
+// coordinator proves first that it still is the one: after a freeze its view may be of a past in which others have committed since.
+func (s *Server) offsetFetch(ctx context.Context, _ *call, req *kmsg.OffsetFetchRequest) kmsg.Response {
 	resp := req.ResponseKind().(*kmsg.OffsetFetchResponse)
-	v := s.deps.Views.View()
+	proof := int16(0)
+	if req.Version > 0 && s.deps.ProveLeading != nil && s.deps.ProveLeading(ctx) != nil {
+		proof = kerr.NotCoordinator.Code
+	}
+	v := s.deps.Views.View() // after the proof
 	if req.Version >= 8 {
 		for i := range req.Groups {
-			resp.Groups = append(resp.Groups, s.fetchGroup(v, req.Version, &req.Groups[i]))
+			resp.Groups = append(resp.Groups, s.fetchGroup(v, req.Version, proof, &req.Groups[i]))
 		}
 		return resp
 	}
@@ -29,7 +34,7 @@ func (s *Server) offsetFetch(_ context.Context, _ *call, req *kmsg.OffsetFetchRe
 	for _, t := range req.Topics {
 		g.Topics = append(g.Topics, kmsg.OffsetFetchRequestGroupTopic{Topic: t.Topic, Partitions: t.Partitions})
 	}
-	out := s.fetchGroup(v, req.Version, &g)
+	out := s.fetchGroup(v, req.Version, proof, &g)
 	resp.ErrorCode = out.ErrorCode
 	for _, t := range out.Topics {
 		rt := kmsg.NewOffsetFetchResponseTopic()
@@ -43,11 +48,14 @@ func (s *Server) offsetFetch(_ context.Context, _ *call, req *kmsg.OffsetFetchRe
 }
 
 // fetchGroup answers for one group. A fault of the whole group is in ErrorCode, and, as versions below 2 have no such field, in every
-// partition.
-func (s *Server) fetchGroup(v *state.View, version int16, g *kmsg.OffsetFetchRequestGroup) kmsg.OffsetFetchResponseGroup {
+// partition. proof is 0, or why this broker may not answer for the coordinator.
+func (s *Server) fetchGroup(v *state.View, version, proof int16, g *kmsg.OffsetFetchRequestGroup) kmsg.OffsetFetchResponseGroup {
 	out := kmsg.NewOffsetFetchResponseGroup()
 	out.Group, out.Topics = g.Group, []kmsg.OffsetFetchResponseGroupTopic{}
 	whole := s.refuseGroup(v, g.Group, version)
+	if whole == 0 {
+		whole = proof
+	}
 	out.ErrorCode = whole
 	if g.Topics == nil {
 		if whole == 0 {

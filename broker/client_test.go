@@ -193,6 +193,32 @@ func TestOffsetsOfEveryVersion(t *testing.T) {
 	}
 }
 
+// A broker that cannot prove that it leads answers offsets to nobody, but by the znode's face, which every broker serves.
+func TestOffsetFetchNeedsAProof(t *testing.T) {
+	f := start(t, nil)
+	f.deps.ProveLeading = func(context.Context) error { return errors.New("deposed") }
+	c := f.dial(t)
+	for _, v := range versions(offsetFetchAPI.max) {
+		req := kmsg.NewPtrOffsetFetchRequest()
+		req.Version, req.Group = v, "g"
+		req.Topics = []kmsg.OffsetFetchRequestTopic{{Topic: "t", Partitions: []int32{0}}}
+		req.Groups = []kmsg.OffsetFetchRequestGroup{{Group: "g", Topics: []kmsg.OffsetFetchRequestGroupTopic{{Topic: "t", Partitions: []int32{0}}}}}
+		got, want := ask[*kmsg.OffsetFetchResponse](c, req), kerr.NotCoordinator.Code
+		code := got.ErrorCode
+		switch {
+		case v == 0:
+			code, want = got.Topics[0].Partitions[0].ErrorCode, kerr.UnknownTopicOrPartition.Code
+		case v == 1:
+			code = got.Topics[0].Partitions[0].ErrorCode
+		case v >= 8:
+			code = got.Groups[0].ErrorCode
+		}
+		if code != want {
+			t.Errorf("v%d: error %d, want %d", v, code, want)
+		}
+	}
+}
+
 func checkOffsetFetch(c *client, v int16, want int64) {
 	c.t.Helper()
 	req := kmsg.NewPtrOffsetFetchRequest()

@@ -95,12 +95,15 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// Deps are the rooms that a Server asks. All are required.
+// Deps are the rooms that a Server asks. All but ProveLeading are required.
 type Deps struct {
 	Views      Views
 	Proposer   Proposer
 	Partitions Partitions
 	Groups     Groups
+	// ProveLeading returns nil when a quorum of voters has confirmed, in a round that began after the call, that this node is the
+	// Raft leader. nil: answers that must be fresh are not proved (tests).
+	ProveLeading func(ctx context.Context) error
 }
 
 func (d Deps) validate() error {

@@ -351,7 +351,10 @@ func (n *node) newKafka() (*broker.Server, error) {
 		NoAutoCreate: !c.Topics.AutoCreate, NoDelete: !c.Topics.Delete, RequestMaxBytes: c.Network.RequestMaxBytes,
 		SendBuffer: c.Network.SendBuffer, ReceiveBuffer: c.Network.ReceiveBuffer, Logger: n.log.With("room", "broker"),
 		Static: static(c),
-	}, broker.Deps{Views: n.raft, Proposer: n.raft, Partitions: broker.FromManager(n.parts), Groups: n.client})
+	}, broker.Deps{Views: n.raft, Proposer: n.raft, Partitions: broker.FromManager(n.parts), Groups: n.client, ProveLeading: func(ctx context.Context) error {
+		_, err := n.raft.Prove(ctx)
+		return err
+	}})
 }
 
 func (n *node) selfEpoch() (id.BrokerID, id.BrokerEpoch) {
