@@ -321,11 +321,11 @@ func (d *drama) statics() {
 // The life of a group at a real Kafka and at ours reads the same.
 func TestGroupsLikeKafka(t *testing.T) {
 	for name, ref := range map[string]struct {
-		start func() string
+		start func(t *testing.T) string
 		top   map[int16]int16
 	}{
 		"1.1.1": {
-			start: func() string {
+			start: func(t *testing.T) string {
 				zk := reference.ZooKeeper(t)
 				return reference.Kafka(t, testtool.Kafka111, zk.Addr, "broker.id=1", "group.initial.rebalance.delay.ms=0", "offsets.topic.replication.factor=1",
 					"offsets.topic.num.partitions=1", "group.max.session.timeout.ms=1800000").Addr
@@ -333,14 +333,14 @@ func TestGroupsLikeKafka(t *testing.T) {
 			top: map[int16]int16{8: 3, 11: 2, 12: 1, 13: 1, 14: 1, 15: 1, 42: 0},
 		},
 		"4.4": {
-			start: func() string {
+			start: func(t *testing.T) string {
 				return reference.Kafka44(t, "group.initial.rebalance.delay.ms=0", "offsets.topic.replication.factor=1", "offsets.topic.num.partitions=1").Addr
 			},
 			top: map[int16]int16{8: 8, 11: 9, 12: 4, 13: 5, 14: 5, 15: 5, 42: 2},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			theirs := &drama{t: t, addr: ref.start(), top: ref.top, conns: map[string]*client{}, ids: map[string]string{}}
+			theirs := &drama{t: t, addr: ref.start(t), top: ref.top, conns: map[string]*client{}, ids: map[string]string{}}
 			createTopic(theirs.at("tool"), 2, "t", 1, 1, nil)
 			awaitTopics(theirs.at("tool"))
 			waitFor(t, func() bool { // until the coordinator is loaded
