@@ -262,6 +262,11 @@ func TestChaos(t *testing.T) {
 	}
 	cancel()
 	wg.Wait()
+	// What is checked in the end is the settled cluster.
+	c.flaky.Store(false)
+	for _, b := range c.brokers {
+		b.fault.Store(nil)
+	}
 	for p, h := range histories {
 		c.checkHistory(t, int32(p), h)
 	}

@@ -29,14 +29,15 @@ type Config struct {
 	// SegmentBytes, SegmentMs and IndexIntervalBytes are log.segment.bytes [segment.bytes], log.roll.ms [segment.ms] and
 	// log.index.interval.bytes [index.interval.bytes]; 0: partition/log's defaults.
 	SegmentBytes, SegmentMs, IndexIntervalBytes int64
-	// ReplicaLagMax is replica.lag.time.max.ms: a follower that was not caught up for longer leaves the ISR. Default 10 s.
+	// ReplicaLagMax is replica.lag.time.max.ms: a follower that was not caught up for longer leaves the ISR. Default 10 s. Time in
+	// which the leader itself did not run, or parked the follower's fetch, does not count.
 	ReplicaLagMax time.Duration
 	// ReplicaFetchBytes is replica.fetch.max.bytes, per partition and reply. Default 1 MiB. The first batch always comes.
 	ReplicaFetchBytes int
 	// ReplicaReplyBytes bounds a reply to a replica over all partitions. Default 10 MiB.
 	ReplicaReplyBytes int
-	// ReplicaFetchWait is how long a leader may park a replica's fetch. Default 500 ms; it must be well below
-	// lease.Duration, since fetches keep the leader's right to serve.
+	// ReplicaFetchWait is how long a follower asks its leader to park a fetch. Default 500 ms; it must be well below
+	// lease.Duration, since fetches keep the leader's right to serve. No leader parks one for more than half its ReplicaLagMax.
 	ReplicaFetchWait time.Duration
 	// FetchBytes bounds a reply to a consumer over all partitions, whatever it asks. Default 55 MiB, as Apache Kafka.
 	FetchBytes int
@@ -95,6 +96,11 @@ func (c Config) validate() error {
 		errs = append(errs, fmt.Errorf("ReplicaFetchWait is %v, allowed is up to %v", c.ReplicaFetchWait, lease.Duration/2))
 	}
 	return errors.Join(errs...)
+}
+
+// checkEvery is how often ISRs and failed replicas are looked at.
+func (c Config) checkEvery() time.Duration {
+	return min(max(c.ReplicaLagMax/4, 20*time.Millisecond), time.Second, max(c.RetryFailed/2, 20*time.Millisecond))
 }
 
 // Views gives the newest applied metadata.

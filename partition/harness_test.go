@@ -25,8 +25,9 @@ import (
 // cluster is some brokers' partitions over one real metadata state, in one process: every applied command is handed to every
 // broker that is up and not held back, in order.
 type cluster struct {
-	t   testing.TB
-	cfg Config
+	t     testing.TB
+	cfg   Config
+	clock clock.Clock
 
 	mu      sync.Mutex
 	st      *state.State
@@ -65,7 +66,12 @@ type incarnation struct {
 
 func newCluster(t testing.TB, n int, cfg Config) *cluster {
 	t.Helper()
-	c := &cluster{t: t, cfg: cfg, st: state.New(), brokers: map[id.BrokerID]*broker{}}
+	return newClusterAt(t, n, cfg, clock.System{})
+}
+
+func newClusterAt(t testing.TB, n int, cfg Config, clk clock.Clock) *cluster {
+	t.Helper()
+	c := &cluster{t: t, cfg: cfg, clock: clk, st: state.New(), brokers: map[id.BrokerID]*broker{}}
 	c.do(&statepb.Command{Body: &statepb.Command_Bootstrap{Bootstrap: &statepb.Bootstrap{ClusterId: "AAAAAAAAAAAAAAAAAAAAAA", Level: state.MinLevel}}})
 	for i := 1; i <= n; i++ {
 		b := &broker{c: c, id: id.BrokerID(i), disk: vfs.NewMem(nil)}
@@ -118,7 +124,7 @@ func (b *broker) lag(on bool) {
 	defer b.c.mu.Unlock()
 	b.lagging = on
 	if on {
-		b.lost.Store(int64(clock.System{}.Boot()))
+		b.lost.Store(int64(b.c.clock.Boot()))
 	} else {
 		b.lost.Store(0)
 		for _, a := range b.held {
@@ -189,13 +195,13 @@ func (b *broker) start() {
 	})
 	b.epoch.Store(0)
 	m, err := New(cfg, Deps{
-		FS: fsys, Clock: clock.System{}, Logger: slog.New(testLog{c.t, b.id}), Views: b, Proposer: b, Peers: b,
+		FS: fsys, Clock: c.clock, Logger: slog.New(testLog{c.t, b.id}), Views: b, Proposer: b, Peers: b,
 		Lease: func() lease.Lease {
 			var l lease.Lease
 			if lost := b.lost.Load(); lost != 0 {
 				l.Answered(time.Duration(lost))
 			} else if b.leased.Load() {
-				l.Answered(clock.System{}.Boot())
+				l.Answered(c.clock.Boot())
 			}
 			return l
 		},
@@ -314,10 +320,11 @@ func (c *cluster) leader(topic string, p int32) *broker {
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	const patience = 2 * time.Minute
+	deadline := time.Now().Add(patience)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited 30 s for %s", what)
+			t.Fatalf("waited %v for %s", patience, what)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}

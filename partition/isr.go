@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
@@ -26,6 +27,35 @@ const proposeTimeout = 10 * time.Second
 
 // proposePause is the pause after an attempt without an answer, and after a refusal.
 const proposePause = 200 * time.Millisecond
+
+// lagClock is the time that followers are measured by. It is Boot time, of which a stretch without a check counts as no more than
+// most: a broker that was starved, frozen or suspended could not answer fetches either, and their absence says nothing.
+type lagClock struct {
+	most time.Duration
+
+	mu      sync.Mutex
+	checked time.Duration // Boot time of the last check
+	lag     time.Duration // what this clock said then
+}
+
+func newLagClock(boot, most time.Duration) lagClock {
+	return lagClock{most: most, checked: boot, lag: boot}
+}
+
+// at is the time at a Boot time that was just read. It never goes back by more than its callers' own delay.
+func (c *lagClock) at(boot time.Duration) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lag + min(boot-c.checked, c.most)
+}
+
+// check says that the broker runs.
+func (c *lagClock) check(boot time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lag += min(boot-c.checked, c.most)
+	c.checked = boot
+}
 
 // eligible: a broker may be added to an ISR if the metadata holds it live, in the incarnation that fetches (KIP-903).
 func (m *Manager) eligible(b id.BrokerID, epoch id.BrokerEpoch) bool {
@@ -51,23 +81,34 @@ func (r *replica) noteFetchLocked(from lease.Member, offset id.Offset, stamp tim
 	if from.Epoch > f.epoch && f.epoch != 0 {
 		*f = remote{end: -1, sent: f.sent} // a new incarnation: what its disk kept is not known
 	}
-	end := r.s.log.LogEnd()
+	end, lag := r.s.log.LogEnd(), r.m.lag.at(now)
 	switch {
 	case offset < f.end: // it was cut: whatever it had, nobody waits for it
 		f.caughtUp, f.everCaughtUp = 0, false
 	case offset >= end:
-		f.caughtUp, f.everCaughtUp = now, true
+		f.caughtUp, f.everCaughtUp = lag, true
 	case f.fetched != 0 && offset >= f.fetchedEnd:
 		f.caughtUp, f.everCaughtUp = max(f.caughtUp, f.fetched), true
 	}
-	f.epoch, f.end, f.fetched, f.fetchedEnd = from.Epoch, offset, now, end
+	f.epoch, f.end, f.fetched, f.fetchedEnd = from.Epoch, offset, lag, end
 	r.advanceLocked()
 	r.considerISRLocked(now)
 }
 
+// noteParkedLocked says that a follower's last fetch, sent at its Boot time sent, was parked until now: it had all until then, and what
+// it does next is measured from here. The leader's own wait is no lag.
+func (r *replica) noteParkedLocked(from lease.Member, sent, now time.Duration) {
+	f := r.s.lead.remotes[from.Broker]
+	if f == nil || f.epoch != from.Epoch || f.sent != sent || !f.everCaughtUp {
+		return
+	}
+	f.caughtUp = r.m.lag.at(now)
+	f.fetched, f.fetchedEnd = f.caughtUp, r.s.log.LogEnd()
+}
+
 // considerISRLocked decides on one change of the ISR, if one is due and none is under way: members that were not caught up for
-// ReplicaLagMax, that the metadata holds dead, or that ask for it (while enough remain) leave; a follower that has all up to the high watermark and the start of this
-// epoch joins. Joining needs the right to serve: whoever may be elected must have waited out the leaders before.
+// ReplicaLagMax by the lag clock, that the metadata holds dead, or that ask for it (while enough remain) leave; a follower that has
+// all up to the high watermark and the start of this epoch joins. Joining needs the right to serve: whoever may be elected must have waited out the leaders before.
 func (r *replica) considerISRLocked(now time.Duration) {
 	if r.s.role != leading || r.s.lead.pending != nil || now < r.s.lead.proposeAfter {
 		return
@@ -114,10 +155,11 @@ func (r *replica) laggingLocked(b id.BrokerID, f *remote, now time.Duration) boo
 	if row, ok := r.m.view().Broker(b); !ok || row.Liveness != state.Live {
 		return true
 	}
-	if f.end >= r.s.log.LogEnd() && f.fetched != 0 && now-f.fetched <= r.m.cfg.ReplicaLagMax {
+	lag := r.m.lag.at(now)
+	if f.end >= r.s.log.LogEnd() && f.fetched != 0 && lag-f.fetched <= r.m.cfg.ReplicaLagMax {
 		return false
 	}
-	return now-f.caughtUp > r.m.cfg.ReplicaLagMax
+	return !f.everCaughtUp || lag-f.caughtUp > r.m.cfg.ReplicaLagMax
 }
 
 // propose sends a change of the ISR until it is answered or moot, on a goroutine of its own.
@@ -207,7 +249,7 @@ func (r *replica) setRemotesLocked() {
 		if b != self && r.s.lead.remotes[b] == nil {
 			f := &remote{end: -1}
 			if slices.Contains(r.s.isr, b) {
-				f.caughtUp, f.everCaughtUp = r.m.deps.Clock.Boot(), true
+				f.caughtUp, f.everCaughtUp = r.m.lag.at(r.m.deps.Clock.Boot()), true
 			}
 			r.s.lead.remotes[b] = f
 		}

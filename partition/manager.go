@@ -24,6 +24,7 @@ type Manager struct {
 	log     *slog.Logger
 	commits *commitTick
 	clients clients
+	lag     lagClock
 
 	current atomic.Pointer[state.View] // the newest view handed over
 	ready   chan struct{}
@@ -48,6 +49,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 	}
 	return &Manager{
 		cfg: cfg, deps: deps, log: deps.Logger, commits: newCommitTick(), work: newWorkQueue(), ready: make(chan struct{}),
+		lag:      newLagClock(deps.Clock.Boot(), 2*cfg.checkEvery()),
 		replicas: map[id.TopicPartition]*replica{}, fetchers: map[id.BrokerID]*fetcher{},
 	}, nil
 }
@@ -275,8 +277,7 @@ func (m *Manager) WaitsFor() []id.BrokerID {
 
 // housekeep shrinks ISRs, opens failed replicas again, forgets idle producers, and notices a new incarnation.
 func (m *Manager) housekeep(ctx context.Context) {
-	every := min(max(m.cfg.ReplicaLagMax/4, 20*time.Millisecond), time.Second, max(m.cfg.RetryFailed/2, 20*time.Millisecond))
-	tick := time.NewTicker(every)
+	tick := time.NewTicker(m.cfg.checkEvery())
 	defer tick.Stop()
 	_, epoch := m.deps.Self()
 	expire := m.logNow() + expireEvery.Milliseconds()
@@ -291,6 +292,7 @@ func (m *Manager) housekeep(ctx context.Context) {
 			m.SelfChanged()
 		}
 		now, logNow := m.deps.Clock.Boot(), m.logNow()
+		m.lag.check(now)
 		expiring := logNow >= expire
 		if expiring {
 			expire = logNow + expireEvery.Milliseconds()

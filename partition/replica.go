@@ -96,9 +96,9 @@ type leadState struct {
 type remote struct {
 	epoch        id.BrokerEpoch // of its last fetch; 0 before the first
 	end          id.Offset      // what it has, synced; -1: unknown
-	caughtUp     time.Duration  // Boot time at which it last had all; valid if everCaughtUp
+	caughtUp     time.Duration  // when it last had all, by the lag clock; valid if everCaughtUp
 	everCaughtUp bool
-	fetched      time.Duration // of its last fetch
+	fetched      time.Duration // of its last fetch, or of the end of its being parked, by the lag clock; 0: none
 	fetchedEnd   id.Offset     // our log end then
 	leaving      bool          // it asked to be taken out of the ISR
 	sent         time.Duration // its own Boot time at its last fetch
@@ -189,7 +189,7 @@ func (r *replica) countsLocked(b id.BrokerID) bool {
 
 // joiningLocked: a follower out of the ISR that is nearly caught up is waited for (Partition.maybeIncrementLeaderHW).
 func (r *replica) joiningLocked(b id.BrokerID, f *remote) bool {
-	return f.everCaughtUp && !f.leaving && r.m.eligible(b, f.epoch) && r.m.deps.Clock.Boot()-f.caughtUp <= r.m.cfg.ReplicaLagMax
+	return f.everCaughtUp && !f.leaving && r.m.eligible(b, f.epoch) && r.m.lag.at(r.m.deps.Clock.Boot())-f.caughtUp <= r.m.cfg.ReplicaLagMax
 }
 
 // shownLocked says whether a high watermark of this epoch may be shown to consumers: it had reached what was taken over when

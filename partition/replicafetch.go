@@ -46,8 +46,9 @@ func hasTag(tags *kmsg.Tags, tag uint32) (found bool) {
 	return found
 }
 
-// maxReplicaWait bounds how long a follower's fetch is parked, whatever it asks: parked fetches keep the right to serve.
-const maxReplicaWait = lease.Duration / 2
+// maxReplicaWait bounds how long a follower's fetch is parked, whatever it asks: its fetches keep the right to serve, and its place
+// in the ISR.
+func (c Config) maxReplicaWait() time.Duration { return min(lease.Duration, c.ReplicaLagMax) / 2 }
 
 type stamp struct {
 	epoch id.BrokerEpoch
@@ -102,8 +103,13 @@ func (m *Manager) HandleReplicaFetch(ctx context.Context, from id.BrokerID, from
 		return nil, err
 	}
 	f.arrive()
-	p := parked{wait: min(time.Duration(f.req.MaxWaitMillis)*time.Millisecond, maxReplicaWait)}
-	defer p.end()
+	p := parked{wait: min(time.Duration(f.req.MaxWaitMillis)*time.Millisecond, m.cfg.maxReplicaWait())}
+	defer func() {
+		if p.watching() {
+			f.leave()
+		}
+		p.end()
+	}()
 	for {
 		res, news := f.read()
 		if news || p.over || p.wait <= 0 {
@@ -177,6 +183,22 @@ func (f *replicaFetch) arrive() {
 			}
 		}
 		r.mu.Unlock()
+	}
+}
+
+// leave notes the end of the fetch's being parked.
+func (f *replicaFetch) leave() {
+	now := f.m.deps.Clock.Boot()
+	for i := range f.items {
+		it := &f.items[i]
+		if it.err != nil {
+			continue
+		}
+		it.r.mu.Lock()
+		if it.r.leadsLocked(id.LeaderEpoch(it.ask.CurrentLeaderEpoch)) == nil {
+			it.r.noteParkedLocked(f.from, f.sent, now)
+		}
+		it.r.mu.Unlock()
 	}
 }
 
