@@ -6,7 +6,7 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 dir=${BARNABAS_TOOLS:-$root/.tools}
-ALL=(staticcheck kafka-0.8.2.2 kafka-1.1.1 kafka-4.4 zookeeper-3.9.5 classes kcat venv node)
+ALL=(staticcheck kafka-0.8.1.1 kafka-0.8.2.2 kafka-0.9.0.1 kafka-0.10.2.2 kafka-1.1.1 kafka-4.4 zookeeper-3.9.5 classes kcat venv pykafka node sarama)
 staticcheck_version=v0.8.2 # release 2026.2.2
 
 say() { printf 'tools: %s\n' "$*"; }
@@ -57,11 +57,12 @@ get_kcat() {
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends kcat >/dev/null
 }
 
+# get_venv NAME REQUIREMENTS
 get_venv() {
 	has python3 "Python 3"
-	rm -rf "$dir/venv"
-	python3 -m venv "$dir/venv"
-	"$dir/venv/bin/pip" install -q --disable-pip-version-check -r "$root/tools/requirements.txt"
+	rm -rf "${dir:?}/$1"
+	python3 -m venv "$dir/$1"
+	"$dir/$1/bin/pip" install -q --disable-pip-version-check -r "$2"
 }
 
 get_node() {
@@ -69,12 +70,18 @@ get_node() {
 	rm -rf "$dir/node"
 	mkdir -p "$dir/node"
 	cp "$root/tools/node/package.json" "$dir/node/"
-	npm --prefix "$dir/node" install --silent --no-package-lock --no-audit --no-fund
+	npm --prefix "$dir/node" install --silent --no-package-lock --no-audit --no-fund --omit=optional
 }
 
 get_staticcheck() {
 	has go Go
 	GOBIN="$dir/bin" go install "honnef.co/go/tools/cmd/staticcheck@$staticcheck_version"
+}
+
+# A member of a group by sarama, a module of its own: ours does not depend on it.
+get_sarama() {
+	has go Go
+	(cd "$root/tools/sarama" && GOFLAGS=-mod=readonly go build -o "$dir/bin/sarama" .)
 }
 
 mkdir -p "$dir/stamps"
@@ -88,7 +95,9 @@ for step in "${@:-${ALL[@]}}"; do
 	kafka-* | zookeeper-*) once "$step" "$root/tools/maven/$step.xml" -- get_jars "$step" ;;
 	classes) once classes "$root"/integration/java/*.java -- get_classes ;;
 	kcat) get_kcat ;;
-	venv) once venv "$root/tools/requirements.txt" -- get_venv ;;
+	venv) once venv "$root/tools/requirements.txt" -- get_venv venv "$root/tools/requirements.txt" ;;
+	pykafka) once pykafka "$root/tools/pykafka.txt" -- get_venv pykafka "$root/tools/pykafka.txt" ;;
+	sarama) once sarama "$root"/tools/sarama/* -- get_sarama ;;
 	node) once node "$root/tools/node/package.json" -- get_node ;;
 	staticcheck) once staticcheck "$self" -- get_staticcheck ;;
 	*) die "unknown step $step; steps: ${ALL[*]}" ;;

@@ -61,6 +61,16 @@ final class JsonLines {
         write(line);
     }
 
+    /** One record of one of several members: {"member":m,"partition":p,"offset":o,"at":ms}. */
+    void received(String member, int partition, long offset) {
+        StringBuilder line = new StringBuilder(80);
+        line.append("{\"member\":");
+        quote(line, member);
+        line.append(",\"partition\":").append(partition).append(",\"offset\":").append(offset)
+            .append(",\"at\":").append(System.currentTimeMillis()).append('}');
+        write(line);
+    }
+
     private static long crc(byte[] value) {
         if (value == null) {
             return 0;

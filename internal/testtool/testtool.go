@@ -24,13 +24,18 @@ type Tool string
 const (
 	Java         Tool = "java"            // a JVM on PATH
 	Kcat         Tool = "kcat"            // librdkafka's command line client, on PATH
+	Kafka081     Tool = "kafka-0.8.1.1"   // org.apache.kafka:kafka_2.10:0.8.1.1: the first high-level consumer that is supported
 	Kafka082     Tool = "kafka-0.8.2.2"   // org.apache.kafka:kafka_2.11:0.8.2.2: broker, tools and the high-level consumer
+	Kafka090     Tool = "kafka-0.9.0.1"   // org.apache.kafka:kafka_2.11:0.9.0.1: the high-level consumer of that line
+	Kafka0102    Tool = "kafka-0.10.2.2"  // org.apache.kafka:kafka_2.11:0.10.2.2: likewise
 	Kafka111     Tool = "kafka-1.1.1"     // org.apache.kafka:kafka_2.11:1.1.1: the last line that speaks ZooKeeper and 0.8's protocol
 	Kafka44      Tool = "kafka-4.4"       // Apache Kafka 4.4's tools and clients
 	ZooKeeper395 Tool = "zookeeper-3.9.5" // org.apache.zookeeper:zookeeper:3.9.5: server and client
 	Programs     Tool = "classes"         // our Java test programs of integration/java, compiled against Kafka082
-	Python       Tool = "venv"            // a Python with kazoo
-	Node         Tool = "node"            // Node.js with the old Node clients
+	Python       Tool = "venv"            // a Python with kazoo, kafka-python and confluent-kafka
+	PyKafka      Tool = "pykafka"         // a Python with pykafka and the kazoo of its time
+	Node         Tool = "node"            // Node.js with kafka-node and kafkajs
+	Sarama       Tool = "sarama"          // a member of a group by sarama: tools/sarama
 )
 
 // Root returns the repository's root: the nearest folder above the test's with a go.mod.
@@ -61,7 +66,7 @@ func Dir(t testing.TB) string {
 	return filepath.Join(Root(t), ".tools")
 }
 
-// Need returns where the tool is: a program's path for Java, Kcat and Python, the folder for Node (use it as the working
+// Need returns where the tool is: a program's path for Java, Kcat, Sarama and the Pythons, the folder for Node (use it as the working
 // directory or as NODE_PATH's parent) and Programs, and the folder of jars for the others. Without it the test is
 // skipped by name, or failed when CI=true.
 func Need(t testing.TB, tool Tool) string {
@@ -84,8 +89,12 @@ func find(dir string, tool Tool) (string, error) {
 	switch tool {
 	case Java, Kcat:
 		return exec.LookPath(string(tool))
-	case Python:
-		path := filepath.Join(dir, "venv", "bin", "python")
+	case Python, PyKafka:
+		path := filepath.Join(dir, string(tool), "bin", "python")
+		_, err := os.Stat(path)
+		return path, err
+	case Sarama:
+		path := filepath.Join(dir, "bin", "sarama")
 		_, err := os.Stat(path)
 		return path, err
 	case Node:
@@ -115,19 +124,28 @@ func find(dir string, tool Tool) (string, error) {
 // The command is killed when ctx ends. The caller starts it and waits for it.
 func JavaCommand(ctx context.Context, t testing.TB, lib Tool, class string, args ...string) *exec.Cmd {
 	t.Helper()
-	java := Need(t, Java)
-	path := Need(t, lib)
 	if lib == Programs {
-		path += string(os.PathListSeparator) + filepath.Join(Need(t, Kafka082), "*")
-	} else {
-		path = filepath.Join(path, "*")
+		return ProgramCommand(ctx, t, Kafka082, class, args...)
 	}
+	return javaCommand(ctx, t, lib, filepath.Join(Need(t, lib), "*"), class, args...)
+}
+
+// ProgramCommand is JavaCommand for one of our Java test programs over the jars of a release of Kafka that has what it uses:
+// any of 0.8.1 to 1.1 for Members, Kafka082 for the others.
+func ProgramCommand(ctx context.Context, t testing.TB, jars Tool, class string, args ...string) *exec.Cmd {
+	t.Helper()
+	path := Need(t, Programs) + string(os.PathListSeparator) + filepath.Join(Need(t, jars), "*")
+	return javaCommand(ctx, t, jars, path, class, args...)
+}
+
+func javaCommand(ctx context.Context, t testing.TB, lib Tool, path, class string, args ...string) *exec.Cmd {
+	t.Helper()
 	if extra := logging(t, lib); extra != "" {
 		path = extra + string(os.PathListSeparator) + path
 	}
 	argv := append([]string{"-Xmx256m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto",
 		"-cp", path, class}, args...)
-	return exec.CommandContext(ctx, java, argv...)
+	return exec.CommandContext(ctx, Need(t, Java), argv...)
 }
 
 // logging returns a folder with the log configuration of the tool's logging library, warnings on standard error.

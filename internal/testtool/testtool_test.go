@@ -9,7 +9,7 @@ import (
 
 func TestFindNamesMissingAndFoundTools(t *testing.T) {
 	dir := t.TempDir()
-	for _, tool := range []Tool{Kafka082, Kafka111, Kafka44, ZooKeeper395, Programs, Python, Node} {
+	for _, tool := range []Tool{Kafka081, Kafka082, Kafka111, Kafka44, ZooKeeper395, Programs, Python, PyKafka, Node, Sarama} {
 		if _, err := find(dir, tool); !errors.Is(err, os.ErrNotExist) {
 			if tool == Node && err != nil {
 				continue // this machine has no Node.js at all

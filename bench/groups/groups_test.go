@@ -1,0 +1,47 @@
+// Package groups compares groups of old and new members with Apache Kafka's, both in one run: `make bench-groups`.
+//
+// Legacy: 20 unmodified high-level consumers of 0.8.2.2 join one by one, 5 are killed, 5 join again, under load, on a real Kafka
+// 1.1.1 with a real ZooKeeper and on three barnabas nodes. Modern: 30 franz-go members start at once over 60 partitions, by
+// the classic and by the KIP-848 protocol, on a real Kafka 4.4 and on barnabas.
+package groups
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"text/tabwriter"
+	"time"
+)
+
+func BenchmarkLegacy(b *testing.B) {
+	var names []string
+	var all []outcome
+	for _, start := range []func(*testing.B) system{kafka111, barnabas} {
+		b.Run("", func(b *testing.B) {
+			s := start(b)
+			names, all = append(names, s.name), append(all, legacy(b, s))
+		})
+	}
+	if len(all) == 2 {
+		table(names, all)
+	}
+}
+
+func table(names []string, all []outcome) {
+	out := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	defer out.Flush()
+	fmt.Fprintf(out, "\n\t%s\t%s\t\n", names[0], names[1])
+	row := func(what string, value func(outcome) any) {
+		fmt.Fprintf(out, "%s\t%v\t%v\t\n", what, value(all[0]), value(all[1]))
+	}
+	for phase, name := range []string{"20 join", "5 killed", "5 join again"} {
+		row(name+": rebalance rounds", func(o outcome) any { return o.rounds[phase] })
+		row("failed attempts", func(o outcome) any { return o.failed[phase] })
+		row("ConsumerRebalanceFailedException", func(o outcome) any { return o.gaveUp[phase] })
+		row("records received twice", func(o outcome) any { return o.duplicates[phase] })
+		row("last change after its begin", func(o outcome) any { return o.settled[phase].Round(10 * time.Millisecond) })
+	}
+	row("all partitions owned again after the kill", func(o outcome) any { return o.ownedAfterKill.Round(10 * time.Millisecond) })
+	row("records sent", func(o outcome) any { return o.sent })
+	row("records lost", func(o outcome) any { return o.lost })
+}
