@@ -54,6 +54,8 @@ const (
 	Code_REBALANCE_IN_PROGRESS      Code = 53 // the generation has no assignment yet
 	Code_FENCED_INSTANCE            Code = 54 // another member has the instance id
 	Code_UNKNOWN_GROUP              Code = 55
+	Code_STALE_EPOCH                Code = 65 // a consumer member's epoch is not the present one
+	Code_OLD_REQUEST                Code = 66 // a consumer member commits by a version of OffsetCommit that knows no member epochs
 )
 
 // Enum value maps for Code.
@@ -86,6 +88,8 @@ var (
 		53: "REBALANCE_IN_PROGRESS",
 		54: "FENCED_INSTANCE",
 		55: "UNKNOWN_GROUP",
+		65: "STALE_EPOCH",
+		66: "OLD_REQUEST",
 	}
 	Code_value = map[string]int32{
 		"OK":                         0,
@@ -115,6 +119,8 @@ var (
 		"REBALANCE_IN_PROGRESS":      53,
 		"FENCED_INSTANCE":            54,
 		"UNKNOWN_GROUP":              55,
+		"STALE_EPOCH":                65,
+		"OLD_REQUEST":                66,
 	}
 )
 
@@ -246,6 +252,55 @@ func (GroupState) EnumDescriptor() ([]byte, []int) {
 	return file_state_proto_rawDescGZIP(), []int{2}
 }
 
+type MemberState int32
+
+const (
+	MemberState_MEMBER_STABLE     MemberState = 0
+	MemberState_MEMBER_UNREVOKED  MemberState = 1 // partitions are to be given up before anything else
+	MemberState_MEMBER_UNRELEASED MemberState = 2 // partitions of its target are still held by others
+)
+
+// Enum value maps for MemberState.
+var (
+	MemberState_name = map[int32]string{
+		0: "MEMBER_STABLE",
+		1: "MEMBER_UNREVOKED",
+		2: "MEMBER_UNRELEASED",
+	}
+	MemberState_value = map[string]int32{
+		"MEMBER_STABLE":     0,
+		"MEMBER_UNREVOKED":  1,
+		"MEMBER_UNRELEASED": 2,
+	}
+)
+
+func (x MemberState) Enum() *MemberState {
+	p := new(MemberState)
+	*p = x
+	return p
+}
+
+func (x MemberState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MemberState) Descriptor() protoreflect.EnumDescriptor {
+	return file_state_proto_enumTypes[3].Descriptor()
+}
+
+func (MemberState) Type() protoreflect.EnumType {
+	return &file_state_proto_enumTypes[3]
+}
+
+func (x MemberState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MemberState.Descriptor instead.
+func (MemberState) EnumDescriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{3}
+}
+
 // Entry is one Raft log entry: the commands that waited together, of any lanes.
 type Entry struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -347,6 +402,7 @@ type Command struct {
 	//	*Command_DeleteOffsets
 	//	*Command_PutGroup
 	//	*Command_DeleteGroup
+	//	*Command_ExpireOffsets
 	//	*Command_Annotate
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
@@ -691,6 +747,15 @@ func (x *Command) GetDeleteGroup() *DeleteGroup {
 	return nil
 }
 
+func (x *Command) GetExpireOffsets() *ExpireOffsets {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ExpireOffsets); ok {
+			return x.ExpireOffsets
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetAnnotate() *Annotate {
 	if x != nil {
 		if x, ok := x.Body.(*Command_Annotate); ok {
@@ -816,6 +881,10 @@ type Command_DeleteGroup struct {
 	DeleteGroup *DeleteGroup `protobuf:"bytes,64,opt,name=delete_group,json=deleteGroup,proto3,oneof"`
 }
 
+type Command_ExpireOffsets struct {
+	ExpireOffsets *ExpireOffsets `protobuf:"bytes,75,opt,name=expire_offsets,json=expireOffsets,proto3,oneof"`
+}
+
 type Command_Annotate struct {
 	Annotate *Annotate `protobuf:"bytes,90,opt,name=annotate,proto3,oneof"` // level 2
 }
@@ -875,6 +944,8 @@ func (*Command_DeleteOffsets) isCommand_Body() {}
 func (*Command_PutGroup) isCommand_Body() {}
 
 func (*Command_DeleteGroup) isCommand_Body() {}
+
+func (*Command_ExpireOffsets) isCommand_Body() {}
 
 func (*Command_Annotate) isCommand_Body() {}
 
@@ -3044,6 +3115,7 @@ type OffsetItem struct {
 	LeaderEpoch   int32                  `protobuf:"varint,4,opt,name=leader_epoch,json=leaderEpoch,proto3" json:"leader_epoch,omitempty"` // -1: none
 	Metadata      string                 `protobuf:"bytes,5,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	RetentionMs   int64                  `protobuf:"varint,6,opt,name=retention_ms,json=retentionMs,proto3" json:"retention_ms,omitempty"` // -1: the broker's
+	TopicId       []byte                 `protobuf:"bytes,7,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`              // of the topic that the committer saw: another one is UNKNOWN_TOPIC; empty: not checked
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3120,6 +3192,13 @@ func (x *OffsetItem) GetRetentionMs() int64 {
 	return 0
 }
 
+func (x *OffsetItem) GetTopicId() []byte {
+	if x != nil {
+		return x.TopicId
+	}
+	return nil
+}
+
 type CommitOffsets struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -3128,7 +3207,8 @@ type CommitOffsets struct {
 	By            string                 `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`                  // who, for people and for the rule of lost partitions: client id and address
 	From          OffsetOrigin           `protobuf:"varint,5,opt,name=from,proto3,enum=barnabas.state.v1.OffsetOrigin" json:"from,omitempty"`
 	Items         []*OffsetItem          `protobuf:"bytes,6,rep,name=items,proto3" json:"items,omitempty"`
-	Instance      string                 `protobuf:"bytes,7,opt,name=instance,proto3" json:"instance,omitempty"` // group.instance.id of the member; empty: none
+	Instance      string                 `protobuf:"bytes,7,opt,name=instance,proto3" json:"instance,omitempty"`                  // group.instance.id of the member; empty: none
+	NoEpochs      bool                   `protobuf:"varint,8,opt,name=no_epochs,json=noEpochs,proto3" json:"no_epochs,omitempty"` // by a request that cannot carry a member epoch (before OffsetCommit v9)
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3212,6 +3292,13 @@ func (x *CommitOffsets) GetInstance() string {
 	return ""
 }
 
+func (x *CommitOffsets) GetNoEpochs() bool {
+	if x != nil {
+		return x.NoEpochs
+	}
+	return false
+}
+
 type DeleteOffsets struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -3264,6 +3351,128 @@ func (x *DeleteOffsets) GetItems() []*OffsetItem {
 	return nil
 }
 
+// ExpireOffsets removes offsets whose time has passed, decided by the coordinator. It is STALE when members have come since; an
+// offset that was committed since stays. A group that nothing is left of goes with its last offset.
+type ExpireOffsets struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	GroupVersion  uint64                 `protobuf:"varint,2,opt,name=group_version,json=groupVersion,proto3" json:"group_version,omitempty"` // decided on
+	Items         []*ExpiredOffset       `protobuf:"bytes,3,rep,name=items,proto3" json:"items,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpireOffsets) Reset() {
+	*x = ExpireOffsets{}
+	mi := &file_state_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpireOffsets) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpireOffsets) ProtoMessage() {}
+
+func (x *ExpireOffsets) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpireOffsets.ProtoReflect.Descriptor instead.
+func (*ExpireOffsets) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ExpireOffsets) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ExpireOffsets) GetGroupVersion() uint64 {
+	if x != nil {
+		return x.GroupVersion
+	}
+	return 0
+}
+
+func (x *ExpireOffsets) GetItems() []*ExpiredOffset {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+type ExpiredOffset struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Partition     int32                  `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	Mzxid         int64                  `protobuf:"varint,3,opt,name=mzxid,proto3" json:"mzxid,omitempty"` // of the commit that was looked at
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpiredOffset) Reset() {
+	*x = ExpiredOffset{}
+	mi := &file_state_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpiredOffset) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpiredOffset) ProtoMessage() {}
+
+func (x *ExpiredOffset) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpiredOffset.ProtoReflect.Descriptor instead.
+func (*ExpiredOffset) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ExpiredOffset) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ExpiredOffset) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *ExpiredOffset) GetMzxid() int64 {
+	if x != nil {
+		return x.Mzxid
+	}
+	return 0
+}
+
 type GroupProtocol struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3274,7 +3483,7 @@ type GroupProtocol struct {
 
 func (x *GroupProtocol) Reset() {
 	*x = GroupProtocol{}
-	mi := &file_state_proto_msgTypes[37]
+	mi := &file_state_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3286,7 +3495,7 @@ func (x *GroupProtocol) String() string {
 func (*GroupProtocol) ProtoMessage() {}
 
 func (x *GroupProtocol) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[37]
+	mi := &file_state_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3299,7 +3508,7 @@ func (x *GroupProtocol) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupProtocol.ProtoReflect.Descriptor instead.
 func (*GroupProtocol) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{37}
+	return file_state_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GroupProtocol) GetName() string {
@@ -3326,13 +3535,14 @@ type GroupMember struct {
 	RebalanceMs   int32                  `protobuf:"varint,6,opt,name=rebalance_ms,json=rebalanceMs,proto3" json:"rebalance_ms,omitempty"`
 	Protocols     []*GroupProtocol       `protobuf:"bytes,7,rep,name=protocols,proto3" json:"protocols,omitempty"`   // preferred first
 	Assignment    []byte                 `protobuf:"bytes,8,opt,name=assignment,proto3" json:"assignment,omitempty"` // of the leader's making, opaque
+	Consumer      *ConsumerMember        `protobuf:"bytes,9,opt,name=consumer,proto3" json:"consumer,omitempty"`     // in a group that the coordinator assigns; protocols are set too when the member is a classic one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GroupMember) Reset() {
 	*x = GroupMember{}
-	mi := &file_state_proto_msgTypes[38]
+	mi := &file_state_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3344,7 +3554,7 @@ func (x *GroupMember) String() string {
 func (*GroupMember) ProtoMessage() {}
 
 func (x *GroupMember) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[38]
+	mi := &file_state_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3357,7 +3567,7 @@ func (x *GroupMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupMember.ProtoReflect.Descriptor instead.
 func (*GroupMember) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{38}
+	return file_state_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GroupMember) GetId() string {
@@ -3416,6 +3626,190 @@ func (x *GroupMember) GetAssignment() []byte {
 	return nil
 }
 
+func (x *GroupMember) GetConsumer() *ConsumerMember {
+	if x != nil {
+		return x.Consumer
+	}
+	return nil
+}
+
+// ConsumerMember is a member of a group that the coordinator assigns (KIP-848).
+type ConsumerMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         int32                  `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`       // -2: a static member that will come back
+	Previous      int32                  `protobuf:"varint,2,opt,name=previous,proto3" json:"previous,omitempty"` // epoch before: the answer with the present one may have been lost
+	State         MemberState            `protobuf:"varint,3,opt,name=state,proto3,enum=barnabas.state.v1.MemberState" json:"state,omitempty"`
+	Topics        []string               `protobuf:"bytes,4,rep,name=topics,proto3" json:"topics,omitempty"`
+	Regex         string                 `protobuf:"bytes,5,opt,name=regex,proto3" json:"regex,omitempty"`       // RE2
+	Assignor      string                 `protobuf:"bytes,6,opt,name=assignor,proto3" json:"assignor,omitempty"` // preferred; empty: any
+	Rack          string                 `protobuf:"bytes,7,opt,name=rack,proto3" json:"rack,omitempty"`
+	Assigned      []*TopicPartitions     `protobuf:"bytes,8,rep,name=assigned,proto3" json:"assigned,omitempty"`
+	Revoking      []*TopicPartitions     `protobuf:"bytes,9,rep,name=revoking,proto3" json:"revoking,omitempty"` // told to give up, not yet heard to have done so
+	Target        []*TopicPartitions     `protobuf:"bytes,10,rep,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConsumerMember) Reset() {
+	*x = ConsumerMember{}
+	mi := &file_state_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumerMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumerMember) ProtoMessage() {}
+
+func (x *ConsumerMember) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumerMember.ProtoReflect.Descriptor instead.
+func (*ConsumerMember) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *ConsumerMember) GetEpoch() int32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ConsumerMember) GetPrevious() int32 {
+	if x != nil {
+		return x.Previous
+	}
+	return 0
+}
+
+func (x *ConsumerMember) GetState() MemberState {
+	if x != nil {
+		return x.State
+	}
+	return MemberState_MEMBER_STABLE
+}
+
+func (x *ConsumerMember) GetTopics() []string {
+	if x != nil {
+		return x.Topics
+	}
+	return nil
+}
+
+func (x *ConsumerMember) GetRegex() string {
+	if x != nil {
+		return x.Regex
+	}
+	return ""
+}
+
+func (x *ConsumerMember) GetAssignor() string {
+	if x != nil {
+		return x.Assignor
+	}
+	return ""
+}
+
+func (x *ConsumerMember) GetRack() string {
+	if x != nil {
+		return x.Rack
+	}
+	return ""
+}
+
+func (x *ConsumerMember) GetAssigned() []*TopicPartitions {
+	if x != nil {
+		return x.Assigned
+	}
+	return nil
+}
+
+func (x *ConsumerMember) GetRevoking() []*TopicPartitions {
+	if x != nil {
+		return x.Revoking
+	}
+	return nil
+}
+
+func (x *ConsumerMember) GetTarget() []*TopicPartitions {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+type TopicPartitions struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TopicId       []byte                 `protobuf:"bytes,1,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	Partitions    []int32                `protobuf:"varint,2,rep,packed,name=partitions,proto3" json:"partitions,omitempty"` // ascending
+	Epochs        []int32                `protobuf:"varint,3,rep,packed,name=epochs,proto3" json:"epochs,omitempty"`         // in which each was given; not of targets
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopicPartitions) Reset() {
+	*x = TopicPartitions{}
+	mi := &file_state_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopicPartitions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopicPartitions) ProtoMessage() {}
+
+func (x *TopicPartitions) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopicPartitions.ProtoReflect.Descriptor instead.
+func (*TopicPartitions) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *TopicPartitions) GetTopicId() []byte {
+	if x != nil {
+		return x.TopicId
+	}
+	return nil
+}
+
+func (x *TopicPartitions) GetPartitions() []int32 {
+	if x != nil {
+		return x.Partitions
+	}
+	return nil
+}
+
+func (x *TopicPartitions) GetEpochs() []int32 {
+	if x != nil {
+		return x.Epochs
+	}
+	return nil
+}
+
 // Rebalance explains how a generation came about.
 type Rebalance struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3434,7 +3828,7 @@ type Rebalance struct {
 
 func (x *Rebalance) Reset() {
 	*x = Rebalance{}
-	mi := &file_state_proto_msgTypes[39]
+	mi := &file_state_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3446,7 +3840,7 @@ func (x *Rebalance) String() string {
 func (*Rebalance) ProtoMessage() {}
 
 func (x *Rebalance) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[39]
+	mi := &file_state_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3459,7 +3853,7 @@ func (x *Rebalance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rebalance.ProtoReflect.Descriptor instead.
 func (*Rebalance) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{39}
+	return file_state_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Rebalance) GetGeneration() int32 {
@@ -3537,14 +3931,18 @@ type PutGroup struct {
 	Protocol      string                 `protobuf:"bytes,6,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	Leader        string                 `protobuf:"bytes,7,opt,name=leader,proto3" json:"leader,omitempty"` // a member's id
 	Members       []*GroupMember         `protobuf:"bytes,8,rep,name=members,proto3" json:"members,omitempty"`
-	Rebalance     *Rebalance             `protobuf:"bytes,9,opt,name=rebalance,proto3" json:"rebalance,omitempty"` // of a new generation
+	Rebalance     *Rebalance             `protobuf:"bytes,9,opt,name=rebalance,proto3" json:"rebalance,omitempty"`     // of a new generation, or of the last one told to its end
+	Consumer      bool                   `protobuf:"varint,10,opt,name=consumer,proto3" json:"consumer,omitempty"`     // the coordinator assigns: generation is the group epoch, protocol the assignor
+	Subscribed    uint64                 `protobuf:"varint,11,opt,name=subscribed,proto3" json:"subscribed,omitempty"` // of a consumer group: what its topics were when it was assigned
+	Delta         bool                   `protobuf:"varint,12,opt,name=delta,proto3" json:"delta,omitempty"`           // members are those that changed, the others stay, but for those gone
+	Gone          []string               `protobuf:"bytes,13,rep,name=gone,proto3" json:"gone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PutGroup) Reset() {
 	*x = PutGroup{}
-	mi := &file_state_proto_msgTypes[40]
+	mi := &file_state_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3556,7 +3954,7 @@ func (x *PutGroup) String() string {
 func (*PutGroup) ProtoMessage() {}
 
 func (x *PutGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[40]
+	mi := &file_state_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3569,7 +3967,7 @@ func (x *PutGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutGroup.ProtoReflect.Descriptor instead.
 func (*PutGroup) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{40}
+	return file_state_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PutGroup) GetGroup() string {
@@ -3635,6 +4033,34 @@ func (x *PutGroup) GetRebalance() *Rebalance {
 	return nil
 }
 
+func (x *PutGroup) GetConsumer() bool {
+	if x != nil {
+		return x.Consumer
+	}
+	return false
+}
+
+func (x *PutGroup) GetSubscribed() uint64 {
+	if x != nil {
+		return x.Subscribed
+	}
+	return 0
+}
+
+func (x *PutGroup) GetDelta() bool {
+	if x != nil {
+		return x.Delta
+	}
+	return false
+}
+
+func (x *PutGroup) GetGone() []string {
+	if x != nil {
+		return x.Gone
+	}
+	return nil
+}
+
 // DeleteGroup removes a group without members, its offsets and the directories that held them.
 type DeleteGroup struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3646,7 +4072,7 @@ type DeleteGroup struct {
 
 func (x *DeleteGroup) Reset() {
 	*x = DeleteGroup{}
-	mi := &file_state_proto_msgTypes[41]
+	mi := &file_state_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3658,7 +4084,7 @@ func (x *DeleteGroup) String() string {
 func (*DeleteGroup) ProtoMessage() {}
 
 func (x *DeleteGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[41]
+	mi := &file_state_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3671,7 +4097,7 @@ func (x *DeleteGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroup.ProtoReflect.Descriptor instead.
 func (*DeleteGroup) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{41}
+	return file_state_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DeleteGroup) GetGroup() string {
@@ -3698,7 +4124,7 @@ type Annotate struct {
 
 func (x *Annotate) Reset() {
 	*x = Annotate{}
-	mi := &file_state_proto_msgTypes[42]
+	mi := &file_state_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3710,7 +4136,7 @@ func (x *Annotate) String() string {
 func (*Annotate) ProtoMessage() {}
 
 func (x *Annotate) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[42]
+	mi := &file_state_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3723,7 +4149,7 @@ func (x *Annotate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Annotate.ProtoReflect.Descriptor instead.
 func (*Annotate) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{42}
+	return file_state_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Annotate) GetNote() string {
@@ -3741,7 +4167,7 @@ const file_state_proto_rawDesc = "" +
 	"\x05Entry\x12\"\n" +
 	"\rclock_step_ms\x18\x01 \x01(\x04R\vclockStepMs\x12\x17\n" +
 	"\awall_ms\x18\x02 \x01(\x03R\x06wallMs\x126\n" +
-	"\bcommands\x18\x03 \x03(\v2\x1a.barnabas.state.v1.CommandR\bcommands\"\xaa\x11\n" +
+	"\bcommands\x18\x03 \x03(\v2\x1a.barnabas.state.v1.CommandR\bcommands\"\xf5\x11\n" +
 	"\aCommand\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\rR\x05level\x12\x12\n" +
@@ -3781,7 +4207,8 @@ const file_state_proto_rawDesc = "" +
 	"\x0ecommit_offsets\x18= \x01(\v2 .barnabas.state.v1.CommitOffsetsH\x00R\rcommitOffsets\x12I\n" +
 	"\x0edelete_offsets\x18> \x01(\v2 .barnabas.state.v1.DeleteOffsetsH\x00R\rdeleteOffsets\x12:\n" +
 	"\tput_group\x18? \x01(\v2\x1b.barnabas.state.v1.PutGroupH\x00R\bputGroup\x12C\n" +
-	"\fdelete_group\x18@ \x01(\v2\x1e.barnabas.state.v1.DeleteGroupH\x00R\vdeleteGroup\x129\n" +
+	"\fdelete_group\x18@ \x01(\v2\x1e.barnabas.state.v1.DeleteGroupH\x00R\vdeleteGroup\x12I\n" +
+	"\x0eexpire_offsets\x18K \x01(\v2 .barnabas.state.v1.ExpireOffsetsH\x00R\rexpireOffsets\x129\n" +
 	"\bannotate\x18Z \x01(\v2\x1b.barnabas.state.v1.AnnotateH\x00R\bannotateB\x06\n" +
 	"\x04body\"\x91\x02\n" +
 	"\x06Result\x12+\n" +
@@ -3956,7 +4383,7 @@ const file_state_proto_rawDesc = "" +
 	"\x03acl\x18\b \x03(\v2\x16.barnabas.state.v1.AclR\x03acl\x12\x1c\n" +
 	"\tephemeral\x18\t \x01(\bR\tephemeral\x12#\n" +
 	"\rgroup_version\x18\n" +
-	" \x01(\x04R\fgroupVersion\"\xba\x01\n" +
+	" \x01(\x04R\fgroupVersion\"\xd5\x01\n" +
 	"\n" +
 	"OffsetItem\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
@@ -3964,7 +4391,8 @@ const file_state_proto_rawDesc = "" +
 	"\x06offset\x18\x03 \x01(\x03R\x06offset\x12!\n" +
 	"\fleader_epoch\x18\x04 \x01(\x05R\vleaderEpoch\x12\x1a\n" +
 	"\bmetadata\x18\x05 \x01(\tR\bmetadata\x12!\n" +
-	"\fretention_ms\x18\x06 \x01(\x03R\vretentionMs\"\xf3\x01\n" +
+	"\fretention_ms\x18\x06 \x01(\x03R\vretentionMs\x12\x19\n" +
+	"\btopic_id\x18\a \x01(\fR\atopicId\"\x90\x02\n" +
 	"\rCommitOffsets\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x1e\n" +
@@ -3974,13 +4402,22 @@ const file_state_proto_rawDesc = "" +
 	"\x02by\x18\x04 \x01(\tR\x02by\x123\n" +
 	"\x04from\x18\x05 \x01(\x0e2\x1f.barnabas.state.v1.OffsetOriginR\x04from\x123\n" +
 	"\x05items\x18\x06 \x03(\v2\x1d.barnabas.state.v1.OffsetItemR\x05items\x12\x1a\n" +
-	"\binstance\x18\a \x01(\tR\binstance\"Z\n" +
+	"\binstance\x18\a \x01(\tR\binstance\x12\x1b\n" +
+	"\tno_epochs\x18\b \x01(\bR\bnoEpochs\"Z\n" +
 	"\rDeleteOffsets\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x123\n" +
-	"\x05items\x18\x02 \x03(\v2\x1d.barnabas.state.v1.OffsetItemR\x05items\"?\n" +
+	"\x05items\x18\x02 \x03(\v2\x1d.barnabas.state.v1.OffsetItemR\x05items\"\x82\x01\n" +
+	"\rExpireOffsets\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12#\n" +
+	"\rgroup_version\x18\x02 \x01(\x04R\fgroupVersion\x126\n" +
+	"\x05items\x18\x03 \x03(\v2 .barnabas.state.v1.ExpiredOffsetR\x05items\"Y\n" +
+	"\rExpiredOffset\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x14\n" +
+	"\x05mzxid\x18\x03 \x01(\x03R\x05mzxid\"?\n" +
 	"\rGroupProtocol\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
-	"\bmetadata\x18\x02 \x01(\fR\bmetadata\"\x87\x02\n" +
+	"\bmetadata\x18\x02 \x01(\fR\bmetadata\"\xc6\x02\n" +
 	"\vGroupMember\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x16\n" +
@@ -3992,7 +4429,26 @@ const file_state_proto_rawDesc = "" +
 	"\tprotocols\x18\a \x03(\v2 .barnabas.state.v1.GroupProtocolR\tprotocols\x12\x1e\n" +
 	"\n" +
 	"assignment\x18\b \x01(\fR\n" +
-	"assignment\"\xeb\x01\n" +
+	"assignment\x12=\n" +
+	"\bconsumer\x18\t \x01(\v2!.barnabas.state.v1.ConsumerMemberR\bconsumer\"\x92\x03\n" +
+	"\x0eConsumerMember\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x05R\x05epoch\x12\x1a\n" +
+	"\bprevious\x18\x02 \x01(\x05R\bprevious\x124\n" +
+	"\x05state\x18\x03 \x01(\x0e2\x1e.barnabas.state.v1.MemberStateR\x05state\x12\x16\n" +
+	"\x06topics\x18\x04 \x03(\tR\x06topics\x12\x14\n" +
+	"\x05regex\x18\x05 \x01(\tR\x05regex\x12\x1a\n" +
+	"\bassignor\x18\x06 \x01(\tR\bassignor\x12\x12\n" +
+	"\x04rack\x18\a \x01(\tR\x04rack\x12>\n" +
+	"\bassigned\x18\b \x03(\v2\".barnabas.state.v1.TopicPartitionsR\bassigned\x12>\n" +
+	"\brevoking\x18\t \x03(\v2\".barnabas.state.v1.TopicPartitionsR\brevoking\x12:\n" +
+	"\x06target\x18\n" +
+	" \x03(\v2\".barnabas.state.v1.TopicPartitionsR\x06target\"d\n" +
+	"\x0fTopicPartitions\x12\x19\n" +
+	"\btopic_id\x18\x01 \x01(\fR\atopicId\x12\x1e\n" +
+	"\n" +
+	"partitions\x18\x02 \x03(\x05R\n" +
+	"partitions\x12\x16\n" +
+	"\x06epochs\x18\x03 \x03(\x05R\x06epochs\"\xeb\x01\n" +
 	"\tRebalance\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x05R\n" +
@@ -4005,7 +4461,7 @@ const file_state_proto_rawDesc = "" +
 	"\x04left\x18\a \x03(\tR\x04left\x12\x1b\n" +
 	"\twaited_ms\x18\b \x01(\x03R\bwaitedMs\x12\x1d\n" +
 	"\n" +
-	"waited_for\x18\t \x01(\tR\twaitedFor\"\xe9\x02\n" +
+	"waited_for\x18\t \x01(\tR\twaitedFor\"\xcf\x03\n" +
 	"\bPutGroup\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12#\n" +
 	"\rgroup_version\x18\x02 \x01(\x04R\fgroupVersion\x12\x1e\n" +
@@ -4017,13 +4473,20 @@ const file_state_proto_rawDesc = "" +
 	"\bprotocol\x18\x06 \x01(\tR\bprotocol\x12\x16\n" +
 	"\x06leader\x18\a \x01(\tR\x06leader\x128\n" +
 	"\amembers\x18\b \x03(\v2\x1e.barnabas.state.v1.GroupMemberR\amembers\x12:\n" +
-	"\trebalance\x18\t \x01(\v2\x1c.barnabas.state.v1.RebalanceR\trebalance\"D\n" +
+	"\trebalance\x18\t \x01(\v2\x1c.barnabas.state.v1.RebalanceR\trebalance\x12\x1a\n" +
+	"\bconsumer\x18\n" +
+	" \x01(\bR\bconsumer\x12\x1e\n" +
+	"\n" +
+	"subscribed\x18\v \x01(\x04R\n" +
+	"subscribed\x12\x14\n" +
+	"\x05delta\x18\f \x01(\bR\x05delta\x12\x12\n" +
+	"\x04gone\x18\r \x03(\tR\x04gone\"D\n" +
 	"\vDeleteGroup\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +
 	"\vonly_unused\x18\x02 \x01(\bR\n" +
 	"onlyUnused\"\x1e\n" +
 	"\bAnnotate\x12\x12\n" +
-	"\x04note\x18\x01 \x01(\tR\x04note*\xe5\x03\n" +
+	"\x04note\x18\x01 \x01(\tR\x04note*\x87\x04\n" +
 	"\x04Code\x12\x06\n" +
 	"\x02OK\x10\x00\x12\x0e\n" +
 	"\n" +
@@ -4054,7 +4517,9 @@ const file_state_proto_rawDesc = "" +
 	"\x12ILLEGAL_GENERATION\x104\x12\x19\n" +
 	"\x15REBALANCE_IN_PROGRESS\x105\x12\x13\n" +
 	"\x0fFENCED_INSTANCE\x106\x12\x11\n" +
-	"\rUNKNOWN_GROUP\x107*F\n" +
+	"\rUNKNOWN_GROUP\x107\x12\x0f\n" +
+	"\vSTALE_EPOCH\x10A\x12\x0f\n" +
+	"\vOLD_REQUEST\x10B*F\n" +
 	"\fOffsetOrigin\x12\x12\n" +
 	"\x0eORIGIN_UNKNOWN\x10\x00\x12\x10\n" +
 	"\fORIGIN_ZNODE\x10\x01\x12\x10\n" +
@@ -4064,7 +4529,11 @@ const file_state_proto_rawDesc = "" +
 	"\vGROUP_EMPTY\x10\x00\x12\x14\n" +
 	"\x10GROUP_COMPLETING\x10\x01\x12\x10\n" +
 	"\fGROUP_STABLE\x10\x02\x12\x13\n" +
-	"\x0fGROUP_PREPARING\x10\x03B8Z6github.com/barnabas-mq/barnabas/raftmeta/state/statepbb\x06proto3"
+	"\x0fGROUP_PREPARING\x10\x03*M\n" +
+	"\vMemberState\x12\x11\n" +
+	"\rMEMBER_STABLE\x10\x00\x12\x14\n" +
+	"\x10MEMBER_UNREVOKED\x10\x01\x12\x15\n" +
+	"\x11MEMBER_UNRELEASED\x10\x02B8Z6github.com/barnabas-mq/barnabas/raftmeta/state/statepbb\x06proto3"
 
 var (
 	file_state_proto_rawDescOnce sync.Once
@@ -4078,116 +4547,128 @@ func file_state_proto_rawDescGZIP() []byte {
 	return file_state_proto_rawDescData
 }
 
-var file_state_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_state_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_state_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_state_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_state_proto_goTypes = []any{
 	(Code)(0),                   // 0: barnabas.state.v1.Code
 	(OffsetOrigin)(0),           // 1: barnabas.state.v1.OffsetOrigin
 	(GroupState)(0),             // 2: barnabas.state.v1.GroupState
-	(*Entry)(nil),               // 3: barnabas.state.v1.Entry
-	(*Command)(nil),             // 4: barnabas.state.v1.Command
-	(*Result)(nil),              // 5: barnabas.state.v1.Result
-	(*Stat)(nil),                // 6: barnabas.state.v1.Stat
-	(*Bootstrap)(nil),           // 7: barnabas.state.v1.Bootstrap
-	(*Tick)(nil),                // 8: barnabas.state.v1.Tick
-	(*RaiseLevel)(nil),          // 9: barnabas.state.v1.RaiseLevel
-	(*RaiseZxid)(nil),           // 10: barnabas.state.v1.RaiseZxid
-	(*TermStarted)(nil),         // 11: barnabas.state.v1.TermStarted
-	(*Endpoint)(nil),            // 12: barnabas.state.v1.Endpoint
-	(*RegisterBroker)(nil),      // 13: barnabas.state.v1.RegisterBroker
-	(*FenceBroker)(nil),         // 14: barnabas.state.v1.FenceBroker
-	(*SetBrokerVisible)(nil),    // 15: barnabas.state.v1.SetBrokerVisible
-	(*Assignment)(nil),          // 16: barnabas.state.v1.Assignment
-	(*ConfigEntry)(nil),         // 17: barnabas.state.v1.ConfigEntry
-	(*CreateTopic)(nil),         // 18: barnabas.state.v1.CreateTopic
-	(*DeleteTopic)(nil),         // 19: barnabas.state.v1.DeleteTopic
-	(*CreatePartitions)(nil),    // 20: barnabas.state.v1.CreatePartitions
-	(*AlterPartition)(nil),      // 21: barnabas.state.v1.AlterPartition
-	(*ElectLeaders)(nil),        // 22: barnabas.state.v1.ElectLeaders
-	(*Election)(nil),            // 23: barnabas.state.v1.Election
-	(*SetConfig)(nil),           // 24: barnabas.state.v1.SetConfig
-	(*AllocateProducerIds)(nil), // 25: barnabas.state.v1.AllocateProducerIds
-	(*CreateSession)(nil),       // 26: barnabas.state.v1.CreateSession
-	(*AttachSession)(nil),       // 27: barnabas.state.v1.AttachSession
-	(*CloseSession)(nil),        // 28: barnabas.state.v1.CloseSession
-	(*ExpireSessions)(nil),      // 29: barnabas.state.v1.ExpireSessions
-	(*Origin)(nil),              // 30: barnabas.state.v1.Origin
-	(*Acl)(nil),                 // 31: barnabas.state.v1.Acl
-	(*CreateZnode)(nil),         // 32: barnabas.state.v1.CreateZnode
-	(*DeleteZnode)(nil),         // 33: barnabas.state.v1.DeleteZnode
-	(*SetZnode)(nil),            // 34: barnabas.state.v1.SetZnode
-	(*SetAcl)(nil),              // 35: barnabas.state.v1.SetAcl
-	(*ClaimOwner)(nil),          // 36: barnabas.state.v1.ClaimOwner
-	(*OffsetItem)(nil),          // 37: barnabas.state.v1.OffsetItem
-	(*CommitOffsets)(nil),       // 38: barnabas.state.v1.CommitOffsets
-	(*DeleteOffsets)(nil),       // 39: barnabas.state.v1.DeleteOffsets
-	(*GroupProtocol)(nil),       // 40: barnabas.state.v1.GroupProtocol
-	(*GroupMember)(nil),         // 41: barnabas.state.v1.GroupMember
-	(*Rebalance)(nil),           // 42: barnabas.state.v1.Rebalance
-	(*PutGroup)(nil),            // 43: barnabas.state.v1.PutGroup
-	(*DeleteGroup)(nil),         // 44: barnabas.state.v1.DeleteGroup
-	(*Annotate)(nil),            // 45: barnabas.state.v1.Annotate
+	(MemberState)(0),            // 3: barnabas.state.v1.MemberState
+	(*Entry)(nil),               // 4: barnabas.state.v1.Entry
+	(*Command)(nil),             // 5: barnabas.state.v1.Command
+	(*Result)(nil),              // 6: barnabas.state.v1.Result
+	(*Stat)(nil),                // 7: barnabas.state.v1.Stat
+	(*Bootstrap)(nil),           // 8: barnabas.state.v1.Bootstrap
+	(*Tick)(nil),                // 9: barnabas.state.v1.Tick
+	(*RaiseLevel)(nil),          // 10: barnabas.state.v1.RaiseLevel
+	(*RaiseZxid)(nil),           // 11: barnabas.state.v1.RaiseZxid
+	(*TermStarted)(nil),         // 12: barnabas.state.v1.TermStarted
+	(*Endpoint)(nil),            // 13: barnabas.state.v1.Endpoint
+	(*RegisterBroker)(nil),      // 14: barnabas.state.v1.RegisterBroker
+	(*FenceBroker)(nil),         // 15: barnabas.state.v1.FenceBroker
+	(*SetBrokerVisible)(nil),    // 16: barnabas.state.v1.SetBrokerVisible
+	(*Assignment)(nil),          // 17: barnabas.state.v1.Assignment
+	(*ConfigEntry)(nil),         // 18: barnabas.state.v1.ConfigEntry
+	(*CreateTopic)(nil),         // 19: barnabas.state.v1.CreateTopic
+	(*DeleteTopic)(nil),         // 20: barnabas.state.v1.DeleteTopic
+	(*CreatePartitions)(nil),    // 21: barnabas.state.v1.CreatePartitions
+	(*AlterPartition)(nil),      // 22: barnabas.state.v1.AlterPartition
+	(*ElectLeaders)(nil),        // 23: barnabas.state.v1.ElectLeaders
+	(*Election)(nil),            // 24: barnabas.state.v1.Election
+	(*SetConfig)(nil),           // 25: barnabas.state.v1.SetConfig
+	(*AllocateProducerIds)(nil), // 26: barnabas.state.v1.AllocateProducerIds
+	(*CreateSession)(nil),       // 27: barnabas.state.v1.CreateSession
+	(*AttachSession)(nil),       // 28: barnabas.state.v1.AttachSession
+	(*CloseSession)(nil),        // 29: barnabas.state.v1.CloseSession
+	(*ExpireSessions)(nil),      // 30: barnabas.state.v1.ExpireSessions
+	(*Origin)(nil),              // 31: barnabas.state.v1.Origin
+	(*Acl)(nil),                 // 32: barnabas.state.v1.Acl
+	(*CreateZnode)(nil),         // 33: barnabas.state.v1.CreateZnode
+	(*DeleteZnode)(nil),         // 34: barnabas.state.v1.DeleteZnode
+	(*SetZnode)(nil),            // 35: barnabas.state.v1.SetZnode
+	(*SetAcl)(nil),              // 36: barnabas.state.v1.SetAcl
+	(*ClaimOwner)(nil),          // 37: barnabas.state.v1.ClaimOwner
+	(*OffsetItem)(nil),          // 38: barnabas.state.v1.OffsetItem
+	(*CommitOffsets)(nil),       // 39: barnabas.state.v1.CommitOffsets
+	(*DeleteOffsets)(nil),       // 40: barnabas.state.v1.DeleteOffsets
+	(*ExpireOffsets)(nil),       // 41: barnabas.state.v1.ExpireOffsets
+	(*ExpiredOffset)(nil),       // 42: barnabas.state.v1.ExpiredOffset
+	(*GroupProtocol)(nil),       // 43: barnabas.state.v1.GroupProtocol
+	(*GroupMember)(nil),         // 44: barnabas.state.v1.GroupMember
+	(*ConsumerMember)(nil),      // 45: barnabas.state.v1.ConsumerMember
+	(*TopicPartitions)(nil),     // 46: barnabas.state.v1.TopicPartitions
+	(*Rebalance)(nil),           // 47: barnabas.state.v1.Rebalance
+	(*PutGroup)(nil),            // 48: barnabas.state.v1.PutGroup
+	(*DeleteGroup)(nil),         // 49: barnabas.state.v1.DeleteGroup
+	(*Annotate)(nil),            // 50: barnabas.state.v1.Annotate
 }
 var file_state_proto_depIdxs = []int32{
-	4,  // 0: barnabas.state.v1.Entry.commands:type_name -> barnabas.state.v1.Command
-	30, // 1: barnabas.state.v1.Command.origin:type_name -> barnabas.state.v1.Origin
-	7,  // 2: barnabas.state.v1.Command.bootstrap:type_name -> barnabas.state.v1.Bootstrap
-	8,  // 3: barnabas.state.v1.Command.tick:type_name -> barnabas.state.v1.Tick
-	9,  // 4: barnabas.state.v1.Command.raise_level:type_name -> barnabas.state.v1.RaiseLevel
-	10, // 5: barnabas.state.v1.Command.raise_zxid:type_name -> barnabas.state.v1.RaiseZxid
-	11, // 6: barnabas.state.v1.Command.term_started:type_name -> barnabas.state.v1.TermStarted
-	13, // 7: barnabas.state.v1.Command.register_broker:type_name -> barnabas.state.v1.RegisterBroker
-	14, // 8: barnabas.state.v1.Command.fence_broker:type_name -> barnabas.state.v1.FenceBroker
-	15, // 9: barnabas.state.v1.Command.set_broker_visible:type_name -> barnabas.state.v1.SetBrokerVisible
-	18, // 10: barnabas.state.v1.Command.create_topic:type_name -> barnabas.state.v1.CreateTopic
-	19, // 11: barnabas.state.v1.Command.delete_topic:type_name -> barnabas.state.v1.DeleteTopic
-	20, // 12: barnabas.state.v1.Command.create_partitions:type_name -> barnabas.state.v1.CreatePartitions
-	21, // 13: barnabas.state.v1.Command.alter_partition:type_name -> barnabas.state.v1.AlterPartition
-	22, // 14: barnabas.state.v1.Command.elect_leaders:type_name -> barnabas.state.v1.ElectLeaders
-	24, // 15: barnabas.state.v1.Command.set_config:type_name -> barnabas.state.v1.SetConfig
-	25, // 16: barnabas.state.v1.Command.allocate_producer_ids:type_name -> barnabas.state.v1.AllocateProducerIds
-	26, // 17: barnabas.state.v1.Command.create_session:type_name -> barnabas.state.v1.CreateSession
-	27, // 18: barnabas.state.v1.Command.attach_session:type_name -> barnabas.state.v1.AttachSession
-	28, // 19: barnabas.state.v1.Command.close_session:type_name -> barnabas.state.v1.CloseSession
-	29, // 20: barnabas.state.v1.Command.expire_sessions:type_name -> barnabas.state.v1.ExpireSessions
-	32, // 21: barnabas.state.v1.Command.create_znode:type_name -> barnabas.state.v1.CreateZnode
-	33, // 22: barnabas.state.v1.Command.delete_znode:type_name -> barnabas.state.v1.DeleteZnode
-	34, // 23: barnabas.state.v1.Command.set_znode:type_name -> barnabas.state.v1.SetZnode
-	35, // 24: barnabas.state.v1.Command.set_acl:type_name -> barnabas.state.v1.SetAcl
-	36, // 25: barnabas.state.v1.Command.claim_owner:type_name -> barnabas.state.v1.ClaimOwner
-	38, // 26: barnabas.state.v1.Command.commit_offsets:type_name -> barnabas.state.v1.CommitOffsets
-	39, // 27: barnabas.state.v1.Command.delete_offsets:type_name -> barnabas.state.v1.DeleteOffsets
-	43, // 28: barnabas.state.v1.Command.put_group:type_name -> barnabas.state.v1.PutGroup
-	44, // 29: barnabas.state.v1.Command.delete_group:type_name -> barnabas.state.v1.DeleteGroup
-	45, // 30: barnabas.state.v1.Command.annotate:type_name -> barnabas.state.v1.Annotate
-	0,  // 31: barnabas.state.v1.Result.code:type_name -> barnabas.state.v1.Code
-	6,  // 32: barnabas.state.v1.Result.stat:type_name -> barnabas.state.v1.Stat
-	5,  // 33: barnabas.state.v1.Result.parts:type_name -> barnabas.state.v1.Result
-	12, // 34: barnabas.state.v1.RegisterBroker.endpoints:type_name -> barnabas.state.v1.Endpoint
-	12, // 35: barnabas.state.v1.RegisterBroker.zookeeper:type_name -> barnabas.state.v1.Endpoint
-	12, // 36: barnabas.state.v1.RegisterBroker.cluster:type_name -> barnabas.state.v1.Endpoint
-	12, // 37: barnabas.state.v1.RegisterBroker.admin:type_name -> barnabas.state.v1.Endpoint
-	16, // 38: barnabas.state.v1.CreateTopic.assignments:type_name -> barnabas.state.v1.Assignment
-	17, // 39: barnabas.state.v1.CreateTopic.configs:type_name -> barnabas.state.v1.ConfigEntry
-	16, // 40: barnabas.state.v1.CreatePartitions.assignments:type_name -> barnabas.state.v1.Assignment
-	23, // 41: barnabas.state.v1.ElectLeaders.elections:type_name -> barnabas.state.v1.Election
-	17, // 42: barnabas.state.v1.SetConfig.entries:type_name -> barnabas.state.v1.ConfigEntry
-	28, // 43: barnabas.state.v1.ExpireSessions.sessions:type_name -> barnabas.state.v1.CloseSession
-	31, // 44: barnabas.state.v1.CreateZnode.acl:type_name -> barnabas.state.v1.Acl
-	31, // 45: barnabas.state.v1.SetAcl.acl:type_name -> barnabas.state.v1.Acl
-	31, // 46: barnabas.state.v1.ClaimOwner.acl:type_name -> barnabas.state.v1.Acl
-	1,  // 47: barnabas.state.v1.CommitOffsets.from:type_name -> barnabas.state.v1.OffsetOrigin
-	37, // 48: barnabas.state.v1.CommitOffsets.items:type_name -> barnabas.state.v1.OffsetItem
-	37, // 49: barnabas.state.v1.DeleteOffsets.items:type_name -> barnabas.state.v1.OffsetItem
-	40, // 50: barnabas.state.v1.GroupMember.protocols:type_name -> barnabas.state.v1.GroupProtocol
-	2,  // 51: barnabas.state.v1.PutGroup.state:type_name -> barnabas.state.v1.GroupState
-	41, // 52: barnabas.state.v1.PutGroup.members:type_name -> barnabas.state.v1.GroupMember
-	42, // 53: barnabas.state.v1.PutGroup.rebalance:type_name -> barnabas.state.v1.Rebalance
-	54, // [54:54] is the sub-list for method output_type
-	54, // [54:54] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	5,  // 0: barnabas.state.v1.Entry.commands:type_name -> barnabas.state.v1.Command
+	31, // 1: barnabas.state.v1.Command.origin:type_name -> barnabas.state.v1.Origin
+	8,  // 2: barnabas.state.v1.Command.bootstrap:type_name -> barnabas.state.v1.Bootstrap
+	9,  // 3: barnabas.state.v1.Command.tick:type_name -> barnabas.state.v1.Tick
+	10, // 4: barnabas.state.v1.Command.raise_level:type_name -> barnabas.state.v1.RaiseLevel
+	11, // 5: barnabas.state.v1.Command.raise_zxid:type_name -> barnabas.state.v1.RaiseZxid
+	12, // 6: barnabas.state.v1.Command.term_started:type_name -> barnabas.state.v1.TermStarted
+	14, // 7: barnabas.state.v1.Command.register_broker:type_name -> barnabas.state.v1.RegisterBroker
+	15, // 8: barnabas.state.v1.Command.fence_broker:type_name -> barnabas.state.v1.FenceBroker
+	16, // 9: barnabas.state.v1.Command.set_broker_visible:type_name -> barnabas.state.v1.SetBrokerVisible
+	19, // 10: barnabas.state.v1.Command.create_topic:type_name -> barnabas.state.v1.CreateTopic
+	20, // 11: barnabas.state.v1.Command.delete_topic:type_name -> barnabas.state.v1.DeleteTopic
+	21, // 12: barnabas.state.v1.Command.create_partitions:type_name -> barnabas.state.v1.CreatePartitions
+	22, // 13: barnabas.state.v1.Command.alter_partition:type_name -> barnabas.state.v1.AlterPartition
+	23, // 14: barnabas.state.v1.Command.elect_leaders:type_name -> barnabas.state.v1.ElectLeaders
+	25, // 15: barnabas.state.v1.Command.set_config:type_name -> barnabas.state.v1.SetConfig
+	26, // 16: barnabas.state.v1.Command.allocate_producer_ids:type_name -> barnabas.state.v1.AllocateProducerIds
+	27, // 17: barnabas.state.v1.Command.create_session:type_name -> barnabas.state.v1.CreateSession
+	28, // 18: barnabas.state.v1.Command.attach_session:type_name -> barnabas.state.v1.AttachSession
+	29, // 19: barnabas.state.v1.Command.close_session:type_name -> barnabas.state.v1.CloseSession
+	30, // 20: barnabas.state.v1.Command.expire_sessions:type_name -> barnabas.state.v1.ExpireSessions
+	33, // 21: barnabas.state.v1.Command.create_znode:type_name -> barnabas.state.v1.CreateZnode
+	34, // 22: barnabas.state.v1.Command.delete_znode:type_name -> barnabas.state.v1.DeleteZnode
+	35, // 23: barnabas.state.v1.Command.set_znode:type_name -> barnabas.state.v1.SetZnode
+	36, // 24: barnabas.state.v1.Command.set_acl:type_name -> barnabas.state.v1.SetAcl
+	37, // 25: barnabas.state.v1.Command.claim_owner:type_name -> barnabas.state.v1.ClaimOwner
+	39, // 26: barnabas.state.v1.Command.commit_offsets:type_name -> barnabas.state.v1.CommitOffsets
+	40, // 27: barnabas.state.v1.Command.delete_offsets:type_name -> barnabas.state.v1.DeleteOffsets
+	48, // 28: barnabas.state.v1.Command.put_group:type_name -> barnabas.state.v1.PutGroup
+	49, // 29: barnabas.state.v1.Command.delete_group:type_name -> barnabas.state.v1.DeleteGroup
+	41, // 30: barnabas.state.v1.Command.expire_offsets:type_name -> barnabas.state.v1.ExpireOffsets
+	50, // 31: barnabas.state.v1.Command.annotate:type_name -> barnabas.state.v1.Annotate
+	0,  // 32: barnabas.state.v1.Result.code:type_name -> barnabas.state.v1.Code
+	7,  // 33: barnabas.state.v1.Result.stat:type_name -> barnabas.state.v1.Stat
+	6,  // 34: barnabas.state.v1.Result.parts:type_name -> barnabas.state.v1.Result
+	13, // 35: barnabas.state.v1.RegisterBroker.endpoints:type_name -> barnabas.state.v1.Endpoint
+	13, // 36: barnabas.state.v1.RegisterBroker.zookeeper:type_name -> barnabas.state.v1.Endpoint
+	13, // 37: barnabas.state.v1.RegisterBroker.cluster:type_name -> barnabas.state.v1.Endpoint
+	13, // 38: barnabas.state.v1.RegisterBroker.admin:type_name -> barnabas.state.v1.Endpoint
+	17, // 39: barnabas.state.v1.CreateTopic.assignments:type_name -> barnabas.state.v1.Assignment
+	18, // 40: barnabas.state.v1.CreateTopic.configs:type_name -> barnabas.state.v1.ConfigEntry
+	17, // 41: barnabas.state.v1.CreatePartitions.assignments:type_name -> barnabas.state.v1.Assignment
+	24, // 42: barnabas.state.v1.ElectLeaders.elections:type_name -> barnabas.state.v1.Election
+	18, // 43: barnabas.state.v1.SetConfig.entries:type_name -> barnabas.state.v1.ConfigEntry
+	29, // 44: barnabas.state.v1.ExpireSessions.sessions:type_name -> barnabas.state.v1.CloseSession
+	32, // 45: barnabas.state.v1.CreateZnode.acl:type_name -> barnabas.state.v1.Acl
+	32, // 46: barnabas.state.v1.SetAcl.acl:type_name -> barnabas.state.v1.Acl
+	32, // 47: barnabas.state.v1.ClaimOwner.acl:type_name -> barnabas.state.v1.Acl
+	1,  // 48: barnabas.state.v1.CommitOffsets.from:type_name -> barnabas.state.v1.OffsetOrigin
+	38, // 49: barnabas.state.v1.CommitOffsets.items:type_name -> barnabas.state.v1.OffsetItem
+	38, // 50: barnabas.state.v1.DeleteOffsets.items:type_name -> barnabas.state.v1.OffsetItem
+	42, // 51: barnabas.state.v1.ExpireOffsets.items:type_name -> barnabas.state.v1.ExpiredOffset
+	43, // 52: barnabas.state.v1.GroupMember.protocols:type_name -> barnabas.state.v1.GroupProtocol
+	45, // 53: barnabas.state.v1.GroupMember.consumer:type_name -> barnabas.state.v1.ConsumerMember
+	3,  // 54: barnabas.state.v1.ConsumerMember.state:type_name -> barnabas.state.v1.MemberState
+	46, // 55: barnabas.state.v1.ConsumerMember.assigned:type_name -> barnabas.state.v1.TopicPartitions
+	46, // 56: barnabas.state.v1.ConsumerMember.revoking:type_name -> barnabas.state.v1.TopicPartitions
+	46, // 57: barnabas.state.v1.ConsumerMember.target:type_name -> barnabas.state.v1.TopicPartitions
+	2,  // 58: barnabas.state.v1.PutGroup.state:type_name -> barnabas.state.v1.GroupState
+	44, // 59: barnabas.state.v1.PutGroup.members:type_name -> barnabas.state.v1.GroupMember
+	47, // 60: barnabas.state.v1.PutGroup.rebalance:type_name -> barnabas.state.v1.Rebalance
+	61, // [61:61] is the sub-list for method output_type
+	61, // [61:61] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_state_proto_init() }
@@ -4224,6 +4705,7 @@ func file_state_proto_init() {
 		(*Command_DeleteOffsets)(nil),
 		(*Command_PutGroup)(nil),
 		(*Command_DeleteGroup)(nil),
+		(*Command_ExpireOffsets)(nil),
 		(*Command_Annotate)(nil),
 	}
 	type x struct{}
@@ -4231,8 +4713,8 @@ func file_state_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_proto_rawDesc), len(file_state_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   43,
+			NumEnums:      4,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
