@@ -50,7 +50,7 @@ func (s *Server) offsetCommit(ctx context.Context, c *call, req *kmsg.OffsetComm
 				out.ErrorCode = whole
 			}
 			if out.ErrorCode == 0 {
-				cmd.Items = append(cmd.Items, offsetItem(req, t.Topic, p))
+				cmd.Items = append(cmd.Items, offsetItem(v, req, t.Topic, p))
 				taken = append(taken, &out.ErrorCode)
 			}
 		}
@@ -83,7 +83,7 @@ func refuseOffset(v *state.View, topic string, p *kmsg.OffsetCommitRequestTopicP
 	return 0
 }
 
-func offsetItem(req *kmsg.OffsetCommitRequest, topic string, p *kmsg.OffsetCommitRequestTopicPartition) *statepb.OffsetItem {
+func offsetItem(v *state.View, req *kmsg.OffsetCommitRequest, topic string, p *kmsg.OffsetCommitRequestTopicPartition) *statepb.OffsetItem {
 	it := &statepb.OffsetItem{Topic: topic, Partition: p.Partition, Offset: p.Offset, LeaderEpoch: -1, RetentionMs: -1}
 	if req.Version >= 6 {
 		it.LeaderEpoch = p.LeaderEpoch
@@ -93,6 +93,9 @@ func offsetItem(req *kmsg.OffsetCommitRequest, topic string, p *kmsg.OffsetCommi
 	}
 	if p.Metadata != nil {
 		it.Metadata = *p.Metadata
+	}
+	if row, ok := v.Topic(topic); ok { // should it be deleted meanwhile, the offset must not be that of a new one
+		it.TopicId = row.ID[:]
 	}
 	return it
 }

@@ -14,7 +14,18 @@ func (s *State) moveGroup(name string) {
 		g = *old
 	}
 	g.Version = uint64(s.index)
-	s.groups.put([]byte(name), &g)
+	s.putRow(&g)
+}
+
+// putRow puts a group's head. Every change of a group's members goes through here: it keeps the time since which the group is empty.
+func (s *State) putRow(g *Group) {
+	switch ids, _ := s.znodes.get(znodeKey("/consumers/" + g.Name + "/ids")); {
+	case len(g.Members) > 0 || ids != nil && ids.Stat.Children > 0:
+		g.EmptySinceMs = 0
+	case g.EmptySinceMs == 0:
+		g.EmptySinceMs = max(1, s.meta.ClockMs)
+	}
+	s.groups.put([]byte(g.Name), g)
 }
 
 // hasClassicMembers reports whether a path is a directory or an offset of a group with members that are no znodes: a delete of
@@ -38,30 +49,32 @@ func (s *State) putGroup(c *statepb.PutGroup) *statepb.Result {
 		return s.refuse(statepb.Code_STALE, "group %s has changed", c.Group)
 	case ok && c.Generation < old.Generation, c.Generation <= 0:
 		return s.refuse(statepb.Code_INVALID, "generation %d of group %s would go back", c.Generation, c.Group)
-	case (len(c.Members) == 0) != (c.State == statepb.GroupState_GROUP_EMPTY):
-		return s.refuse(statepb.Code_INVALID, "group %s with %d members cannot be %s", c.Group, len(c.Members), c.State)
+	}
+	all := members(old, c)
+	if (len(all) == 0) != (c.State == statepb.GroupState_GROUP_EMPTY) {
+		return s.refuse(statepb.Code_INVALID, "group %s with %d members cannot be %s", c.Group, len(all), c.State)
 	}
 	g := &Group{Name: c.Group, Version: uint64(s.index), Generation: c.Generation, State: GroupState(c.State),
-		ProtocolType: c.ProtocolType, Protocol: c.Protocol, Leader: c.Leader}
-	for _, m := range c.Members {
-		g.Members = append(g.Members, memberRow(m))
-	}
+		ProtocolType: c.ProtocolType, Protocol: c.Protocol, Leader: c.Leader, Members: all, Consumer: c.Consumer, Subscribed: c.Subscribed}
 	if ok {
-		g.Rebalances = old.Rebalances
+		g.Rebalances, g.EmptySinceMs = old.Rebalances, old.EmptySinceMs
 	}
 	if r := c.Rebalance; r != nil {
+		if n := len(g.Rebalances); n > 0 && c.Consumer && g.Rebalances[n-1].Generation == r.Generation {
+			g.Rebalances = g.Rebalances[:n-1] // told to its end
+		}
 		keep := g.Rebalances[max(0, len(g.Rebalances)+1-MaxRebalances):]
 		g.Rebalances = append(slices.Clone(keep), &Rebalance{WallMs: s.wallMs, Generation: r.Generation, Cause: r.Cause, Text: r.Text,
 			Before: r.Before, After: r.After, Joined: r.Joined, Left: r.Left, WaitedMs: r.WaitedMs, WaitedFor: r.WaitedFor})
 	}
-	s.groups.put([]byte(c.Group), g)
+	s.putRow(g)
 	s.changed(Change{Kind: GroupChanged, Group: c.Group})
 	return &statepb.Result{Zxid: int64(s.meta.ZXID)}
 }
 
 func memberRow(m *statepb.GroupMember) *Member {
 	row := &Member{ID: m.Id, Instance: m.Instance, Client: m.Client, Host: m.Host, SessionMs: m.SessionMs, RebalanceMs: m.RebalanceMs,
-		Assignment: m.Assignment}
+		Assignment: m.Assignment, Consumer: consumerRow(m.Consumer)}
 	for _, p := range m.Protocols {
 		row.Protocols = append(row.Protocols, GroupProtocol{Name: p.Name, Metadata: p.Metadata})
 	}
@@ -79,6 +92,9 @@ func (s *State) checkCommit(c *statepb.CommitOffsets) *statepb.Result {
 			return s.refuse(statepb.Code_OFFSET_STALE, "group %s has members that are no znodes", c.Group)
 		}
 		return nil
+	}
+	if ok && g.Consumer {
+		return s.checkConsumerCommit(g, c)
 	}
 	simple := c.Generation < 0 && c.Member == "" && c.Instance == ""
 	switch {

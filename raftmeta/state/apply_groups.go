@@ -40,30 +40,44 @@ func (c *offsets) find(p int32) (int, bool) {
 
 // putOffset stores an offset and tells the faces: a new znode, or new data of one.
 func (s *State) putOffset(g, topic string, o *Offset, zx id.ZXID) {
-	key := keyChunk(o.Partition/offsetChunk, g, topic)
+	s.putOffsets(g, topic, []*Offset{o}, zx)
+}
+
+// putOffsets stores offsets of one chunk.
+func (s *State) putOffsets(g, topic string, news []*Offset, zx id.ZXID) {
+	key := keyChunk(news[0].Partition/offsetChunk, g, topic)
 	c := &offsets{}
 	if old, ok := s.offsets.get(key); ok {
 		c.rows = slices.Clone(old.rows)
 	}
-	o.CommittedMs = s.meta.ClockMs
-	o.Mzxid, o.Mtime = zx, s.wallMs
-	i, had := c.find(o.Partition)
-	kind := OffsetChanged
-	if had {
-		old := c.rows[i]
-		o.Czxid, o.Ctime, o.Version = old.Czxid, old.Ctime, old.Version+1
-		if o.By == old.By {
-			o.Since = old.Since
+	created := int32(0)
+	for _, o := range news {
+		o.CommittedMs = s.meta.ClockMs
+		o.Mzxid, o.Mtime = zx, s.wallMs
+		i, had := c.find(o.Partition)
+		kind := OffsetChanged
+		if had {
+			old := c.rows[i]
+			o.Czxid, o.Ctime, o.Version = old.Czxid, old.Ctime, old.Version+1
+			if o.By == old.By {
+				o.By, o.Since = old.By, old.Since // the same string, not another of the same content
+			}
+			if o.Metadata == old.Metadata {
+				o.Metadata = old.Metadata
+			}
+			c.rows[i] = o
+		} else {
+			kind = OffsetCreated
+			o.Czxid, o.Ctime = zx, s.wallMs
+			c.rows = slices.Insert(c.rows, i, o)
+			created++
 		}
-		c.rows[i] = o
-	} else {
-		kind = OffsetCreated
-		o.Czxid, o.Ctime = zx, s.wallMs
-		c.rows = slices.Insert(c.rows, i, o)
-		s.bumpParent("/consumers/"+g+"/offsets/"+topic, 1, zx)
+		s.changed(Change{Kind: kind, ZXID: zx, Group: g, Topic: topic, Partition: o.Partition})
 	}
 	s.offsets.put(key, c)
-	s.changed(Change{Kind: kind, ZXID: zx, Group: g, Topic: topic, Partition: o.Partition})
+	for range created {
+		s.bumpParent("/consumers/"+g+"/offsets/"+topic, 1, zx)
+	}
 }
 
 func (s *State) dropOffset(g, topic string, p int32, zx id.ZXID) bool {
@@ -102,7 +116,11 @@ func (s *State) dropOffsets(g, topic string, zx id.ZXID) {
 
 // ensureDirs makes the directories above a group's offsets: every group with an offset shows /consumers/<g>/offsets.
 func (s *State) ensureDirs(g, topic string, zx id.ZXID) {
-	for _, path := range []string{"/consumers/" + g, "/consumers/" + g + "/offsets", "/consumers/" + g + "/offsets/" + topic} {
+	leaf := "/consumers/" + g + "/offsets/" + topic
+	if _, ok := s.znodes.get(znodeKey(leaf)); ok { // and so are its parents
+		return
+	}
+	for _, path := range []string{"/consumers/" + g, "/consumers/" + g + "/offsets", leaf} {
 		if _, ok := s.znodes.get(znodeKey(path)); !ok {
 			s.addNode(path, &Znode{Null: true}, zx, 0)
 		}
@@ -120,11 +138,16 @@ func ValidGroupID(g string) string {
 	return ValidPath("/consumers/" + g)
 }
 
+// commitOffsets stores what a member or anybody else commits, if it may. An item of a topic that is gone, or is another one now, is
+// refused in its part; the others are stored.
 func (s *State) commitOffsets(c *statepb.CommitOffsets) *statepb.Result {
 	if why := ValidGroupID(c.Group); why != "" {
 		return s.refuse(statepb.Code_INVALID, "%s", why)
 	}
-	for _, it := range c.Items {
+	for i, it := range c.Items {
+		if i > 0 && it.Topic == c.Items[i-1].Topic && it.Partition >= 0 {
+			continue
+		}
 		if why := ValidTopicName(it.Topic); why != "" || it.Partition < 0 {
 			return s.refuse(statepb.Code_INVALID, "offset of %q-%d: %s", it.Topic, it.Partition, why)
 		}
@@ -132,19 +155,74 @@ func (s *State) commitOffsets(c *statepb.CommitOffsets) *statepb.Result {
 	if r := s.checkCommit(c); r != nil {
 		return r
 	}
-	zx := s.zxid()
+	res := &statepb.Result{Parts: s.unknownTopics(c.Items)}
 	origin := FromKafka
 	if c.From == statepb.OffsetOrigin_ORIGIN_ZNODE {
 		origin = FromZnode
 	}
-	for _, it := range c.Items {
-		s.ensureDirs(c.Group, it.Topic, zx)
-		s.putOffset(c.Group, it.Topic, &Offset{
+	zx := s.zxid()
+	res.Zxid = int64(zx)
+	rows := make([]Offset, len(c.Items)) // one allocation: they are replaced together by the next commit
+	var run []*Offset
+	for i, it := range c.Items {
+		if res.Parts != nil && res.Parts[i].Code != statepb.Code_OK {
+			continue
+		}
+		rows[i] = Offset{
 			Partition: it.Partition, Offset: id.Offset(it.Offset), LeaderEpoch: id.LeaderEpoch(it.LeaderEpoch), Metadata: it.Metadata,
 			RetentionMs: it.RetentionMs, Origin: origin, By: c.By, Since: uint64(s.index),
-		}, zx)
+		}
+		run = append(run, &rows[i])
+		if next := i + 1; next < len(c.Items) && c.Items[next].Topic == it.Topic && c.Items[next].Partition/offsetChunk == it.Partition/offsetChunk {
+			continue
+		}
+		s.ensureDirs(c.Group, it.Topic, zx)
+		s.putOffsets(c.Group, it.Topic, run, zx)
+		run = run[:0]
 	}
-	return &statepb.Result{Zxid: int64(zx)}
+	return res
+}
+
+// unknownTopics gives each item a part if one of them is of a topic that is gone or was made again; nil: all are as the committer
+// saw them.
+func (s *State) unknownTopics(items []*statepb.OffsetItem) (parts []*statepb.Result) {
+	for i, it := range items {
+		if len(it.TopicId) == 0 {
+			continue
+		}
+		if t, ok := s.topics.get([]byte(it.Topic)); ok && string(it.TopicId) == string(t.ID[:]) {
+			continue
+		}
+		if parts == nil {
+			parts = make([]*statepb.Result, len(items))
+			for j := range parts {
+				parts[j] = &statepb.Result{}
+			}
+		}
+		parts[i] = s.refuse(statepb.Code_UNKNOWN_TOPIC, "topic %s was deleted", it.Topic)
+	}
+	return parts
+}
+
+// expireOffsets removes offsets that the coordinator found to be past their time, if no member came and they were not committed
+// since. Directories that only commits have made go with the last offset, and a group that had nothing else.
+func (s *State) expireOffsets(c *statepb.ExpireOffsets) *statepb.Result {
+	g, ok := s.groups.get([]byte(c.Group))
+	if !ok || g.Version != c.GroupVersion {
+		return s.refuse(statepb.Code_STALE, "group %s has changed", c.Group)
+	}
+	zx := s.zxid()
+	dropped := int64(0)
+	for _, it := range c.Items {
+		if o, ok := s.offset(c.Group, it.Topic, it.Partition); ok && int64(o.Mzxid) == it.Mzxid {
+			s.dropOffset(c.Group, it.Topic, it.Partition, zx)
+			s.removeEmptyDir("/consumers/"+c.Group+"/offsets/"+it.Topic, zx)
+			dropped++
+		}
+	}
+	s.removeEmptyDir("/consumers/"+c.Group+"/offsets", zx)
+	s.removeEmptyDir("/consumers/"+c.Group, zx)
+	return &statepb.Result{Zxid: int64(zx), Value: dropped}
 }
 
 func (s *State) deleteOffsets(c *statepb.DeleteOffsets) *statepb.Result {

@@ -29,6 +29,13 @@ func ValidTopicName(name string) string {
 	return ""
 }
 
+// OffsetsTopic is the topic that shows committed offsets and classic groups to readers of Kafka's own topic of that name.
+const OffsetsTopic = "__consumer_offsets"
+
+// InternalTopic reports whether a topic is written by the cluster alone. ZooKeeper clients do not see it: consumers of 0.8.1 cannot
+// exclude internal topics, and a mirror of all topics would feed it by reading it (groups.md, "Export").
+func InternalTopic(name string) bool { return name == OffsetsTopic }
+
 func (s *State) createTopic(c *statepb.CreateTopic) *statepb.Result {
 	if why := ValidTopicName(c.Name); why != "" {
 		return s.refuse(statepb.Code_INVALID, "%s", why)
@@ -53,7 +60,9 @@ func (s *State) createTopic(c *statepb.CreateTopic) *statepb.Result {
 	t.Stat = s.newStat(zx, 0)
 	t.Stat.Creates, t.Stat.Children, t.Stat.Pzxid = 1, 1, zx
 	s.addPartitions(t, c.Assignments, zx)
-	s.bumpParent("/brokers/topics", 1, zx)
+	if !InternalTopic(t.Name) {
+		s.bumpParent("/brokers/topics", 1, zx)
+	}
 	s.changed(Change{Kind: TopicCreated, ZXID: zx, Topic: t.Name, TopicID: t.ID})
 	return &statepb.Result{Zxid: int64(zx)}
 }
@@ -118,7 +127,9 @@ func (s *State) deleteTopic(c *statepb.DeleteTopic) *statepb.Result {
 	}
 	s.topics.del([]byte(t.Name))
 	s.names.del(t.ID[:])
-	s.bumpParent("/brokers/topics", -1, zx)
+	if !InternalTopic(t.Name) {
+		s.bumpParent("/brokers/topics", -1, zx)
+	}
 	s.changed(Change{Kind: TopicDeleted, ZXID: zx, Topic: t.Name, TopicID: t.ID, Partition: t.Partitions})
 	s.removeConfig("topics", t.Name, zx)
 	_, groups := s.groups.collect(nil)

@@ -13,9 +13,18 @@ type Group struct {
 	Leader       string // id of the member that assigns
 	Members      []*Member
 	Rebalances   []*Rebalance // the last ones, oldest first
+
+	// Consumer: the coordinator assigns (KIP-848). Generation is then the group's epoch, Protocol the assignor, State GroupEmpty or
+	// GroupStable, and each member has its Consumer part, also those that came by JoinGroup.
+	Consumer bool
+	// Subscribed is a digest of the topics that the members of a consumer group read, as they were when it was assigned.
+	Subscribed uint64
+
+	// EmptySinceMs is the cluster clock when the last member of any kind left, at least 1; 0 while there are members.
+	EmptySinceMs int64
 }
 
-// Classic reports whether the group has, or had, members that came by JoinGroup.
+// Classic reports whether the group has, or had, members that came by JoinGroup or ConsumerGroupHeartbeat.
 func (g *Group) Classic() bool { return g.Generation > 0 }
 
 // Member returns a classic member by its id, nil if there is none.
@@ -56,7 +65,7 @@ const (
 	GroupPreparing
 )
 
-// Member is a classic member of a group.
+// Member is a member of a group that is no znode.
 type Member struct {
 	ID          string
 	Instance    string // group.instance.id; "": dynamic
@@ -66,6 +75,7 @@ type Member struct {
 	RebalanceMs int32
 	Protocols   []GroupProtocol // preferred first
 	Assignment  []byte          // opaque; nil while the group is completing
+	Consumer    *ConsumerMember // in a consumer group
 }
 
 // GroupProtocol is one way of assigning that a member knows, with what it tells the leader about itself.
@@ -103,6 +113,9 @@ func (g *Group) encode(e *enc) {
 	for _, r := range g.Rebalances {
 		e.sub(9, r.encode)
 	}
+	e.flag(10, g.Consumer)
+	e.u64(11, g.Subscribed)
+	e.i64(20, g.EmptySinceMs)
 }
 
 func (g *Group) decode(d *dec) {
@@ -130,6 +143,12 @@ func (g *Group) decode(d *dec) {
 			r := new(Rebalance)
 			d.sub(r.decode)
 			g.Rebalances = append(g.Rebalances, r)
+		case 10:
+			g.Consumer = d.flag()
+		case 11:
+			g.Subscribed = d.u64()
+		case 20:
+			g.EmptySinceMs = d.i64()
 		default:
 			d.unknown()
 		}
@@ -147,6 +166,9 @@ func (m *Member) encode(e *enc) {
 		e.sub(7, func(e *enc) { e.str(1, p.Name); e.bytes(2, p.Metadata) })
 	}
 	e.bytes(8, m.Assignment)
+	if m.Consumer != nil {
+		e.sub(9, m.Consumer.encode)
+	}
 }
 
 func (m *Member) decode(d *dec) {
@@ -181,6 +203,9 @@ func (m *Member) decode(d *dec) {
 			m.Protocols = append(m.Protocols, p)
 		case 8:
 			m.Assignment = d.copy()
+		case 9:
+			m.Consumer = new(ConsumerMember)
+			d.sub(m.Consumer.decode)
 		default:
 			d.unknown()
 		}

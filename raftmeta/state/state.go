@@ -337,6 +337,8 @@ func (s *State) body(c *statepb.Command) *statepb.Result {
 		return s.commitOffsets(b.CommitOffsets)
 	case *statepb.Command_DeleteOffsets:
 		return s.deleteOffsets(b.DeleteOffsets)
+	case *statepb.Command_ExpireOffsets:
+		return s.expireOffsets(b.ExpireOffsets)
 	case *statepb.Command_PutGroup:
 		return s.putGroup(b.PutGroup)
 	case *statepb.Command_DeleteGroup:

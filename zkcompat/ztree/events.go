@@ -12,6 +12,9 @@ import (
 func Events(v *state.View, changes []state.Change, events []Event, sessions []id.SessionID) ([]Event, []id.SessionID) {
 	for i := range changes {
 		c := &changes[i]
+		if topicKind(c.Kind) && state.InternalTopic(c.Topic) {
+			continue // hidden
+		}
 		switch c.Kind {
 		case state.ZnodeCreated:
 			events = append(events, Event{c.Path, Created})
@@ -53,6 +56,10 @@ func Events(v *state.View, changes []state.Change, events []Event, sessions []id
 		}
 	}
 	return events, sessions
+}
+
+func topicKind(k state.ChangeKind) bool {
+	return k == state.TopicCreated || k == state.TopicDeleted || k == state.TopicGrown || k == state.PartitionChanged
 }
 
 func partitionPath(topic string, p int32) string {

@@ -191,6 +191,8 @@ func (v View) planTopic(w Write, p state.Path, topicID []byte) Plan {
 	}
 	t, exists := v.s.Topic(p.Topic)
 	switch {
+	case state.InternalTopic(p.Topic):
+		return refuse(statepb.Code_NO_AUTH, "topic %s is kept by barnabas", p.Topic)
 	case w.Op == OpCreate && exists:
 		return refuse(statepb.Code_NODE_EXISTS, "topic %s exists", p.Topic)
 	case w.Op == OpSetData && !exists:

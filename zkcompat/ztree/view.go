@@ -147,7 +147,7 @@ func topicPath(rest string) (topic string, p int32, depth int) {
 
 func (v View) topic(rest string) (Node, bool) {
 	name, num, depth := topicPath(rest)
-	if depth < 0 {
+	if depth < 0 || state.InternalTopic(name) {
 		return Node{}, false
 	}
 	t, ok := v.s.Topic(name)
@@ -237,7 +237,9 @@ func (v View) Children(path string, o Observer, names []string) ([]string, Stat,
 		})
 	case path == "/brokers/topics":
 		v.s.Topics(func(t *state.Topic) bool {
-			names = append(names, t.Name)
+			if !state.InternalTopic(t.Name) {
+				names = append(names, t.Name)
+			}
 			return true
 		})
 	case strings.HasPrefix(path, topicsDir):
