@@ -402,6 +402,11 @@ type Command struct {
 	//	*Command_DeleteOffsets
 	//	*Command_PutGroup
 	//	*Command_DeleteGroup
+	//	*Command_PublishGeneration
+	//	*Command_CompleteGeneration
+	//	*Command_ReleaseOwners
+	//	*Command_AwaitOffsets
+	//	*Command_FenceFetches
 	//	*Command_ExpireOffsets
 	//	*Command_Annotate
 	Body          isCommand_Body `protobuf_oneof:"body"`
@@ -747,6 +752,51 @@ func (x *Command) GetDeleteGroup() *DeleteGroup {
 	return nil
 }
 
+func (x *Command) GetPublishGeneration() *PublishGeneration {
+	if x != nil {
+		if x, ok := x.Body.(*Command_PublishGeneration); ok {
+			return x.PublishGeneration
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetCompleteGeneration() *CompleteGeneration {
+	if x != nil {
+		if x, ok := x.Body.(*Command_CompleteGeneration); ok {
+			return x.CompleteGeneration
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetReleaseOwners() *ReleaseOwners {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ReleaseOwners); ok {
+			return x.ReleaseOwners
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAwaitOffsets() *AwaitOffsets {
+	if x != nil {
+		if x, ok := x.Body.(*Command_AwaitOffsets); ok {
+			return x.AwaitOffsets
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetFenceFetches() *FenceFetches {
+	if x != nil {
+		if x, ok := x.Body.(*Command_FenceFetches); ok {
+			return x.FenceFetches
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetExpireOffsets() *ExpireOffsets {
 	if x != nil {
 		if x, ok := x.Body.(*Command_ExpireOffsets); ok {
@@ -881,6 +931,26 @@ type Command_DeleteGroup struct {
 	DeleteGroup *DeleteGroup `protobuf:"bytes,64,opt,name=delete_group,json=deleteGroup,proto3,oneof"`
 }
 
+type Command_PublishGeneration struct {
+	PublishGeneration *PublishGeneration `protobuf:"bytes,65,opt,name=publish_generation,json=publishGeneration,proto3,oneof"`
+}
+
+type Command_CompleteGeneration struct {
+	CompleteGeneration *CompleteGeneration `protobuf:"bytes,66,opt,name=complete_generation,json=completeGeneration,proto3,oneof"`
+}
+
+type Command_ReleaseOwners struct {
+	ReleaseOwners *ReleaseOwners `protobuf:"bytes,67,opt,name=release_owners,json=releaseOwners,proto3,oneof"`
+}
+
+type Command_AwaitOffsets struct {
+	AwaitOffsets *AwaitOffsets `protobuf:"bytes,68,opt,name=await_offsets,json=awaitOffsets,proto3,oneof"`
+}
+
+type Command_FenceFetches struct {
+	FenceFetches *FenceFetches `protobuf:"bytes,69,opt,name=fence_fetches,json=fenceFetches,proto3,oneof"`
+}
+
 type Command_ExpireOffsets struct {
 	ExpireOffsets *ExpireOffsets `protobuf:"bytes,75,opt,name=expire_offsets,json=expireOffsets,proto3,oneof"`
 }
@@ -944,6 +1014,16 @@ func (*Command_DeleteOffsets) isCommand_Body() {}
 func (*Command_PutGroup) isCommand_Body() {}
 
 func (*Command_DeleteGroup) isCommand_Body() {}
+
+func (*Command_PublishGeneration) isCommand_Body() {}
+
+func (*Command_CompleteGeneration) isCommand_Body() {}
+
+func (*Command_ReleaseOwners) isCommand_Body() {}
+
+func (*Command_AwaitOffsets) isCommand_Body() {}
+
+func (*Command_FenceFetches) isCommand_Body() {}
 
 func (*Command_ExpireOffsets) isCommand_Body() {}
 
@@ -2410,6 +2490,7 @@ type CreateSession struct {
 	TimeoutMs     int32                  `protobuf:"varint,1,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	Password      []byte                 `protobuf:"bytes,2,opt,name=password,proto3" json:"password,omitempty"` // 16 random bytes
 	Broker        int32                  `protobuf:"varint,3,opt,name=broker,proto3" json:"broker,omitempty"`
+	Host          string                 `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"` // address of the client, without its port
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2465,11 +2546,19 @@ func (x *CreateSession) GetBroker() int32 {
 	return 0
 }
 
+func (x *CreateSession) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
 type AttachSession struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Session       int64                  `protobuf:"varint,1,opt,name=session,proto3" json:"session,omitempty"`
 	Password      []byte                 `protobuf:"bytes,2,opt,name=password,proto3" json:"password,omitempty"`
 	Broker        int32                  `protobuf:"varint,3,opt,name=broker,proto3" json:"broker,omitempty"`
+	Host          string                 `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"` // address of the client, without its port
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2523,6 +2612,13 @@ func (x *AttachSession) GetBroker() int32 {
 		return x.Broker
 	}
 	return 0
+}
+
+func (x *AttachSession) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
 }
 
 type CloseSession struct {
@@ -3822,6 +3918,8 @@ type Rebalance struct {
 	Left          []string               `protobuf:"bytes,7,rep,name=left,proto3" json:"left,omitempty"`
 	WaitedMs      int64                  `protobuf:"varint,8,opt,name=waited_ms,json=waitedMs,proto3" json:"waited_ms,omitempty"`   // from the cause to the last member's join
 	WaitedFor     string                 `protobuf:"bytes,9,opt,name=waited_for,json=waitedFor,proto3" json:"waited_for,omitempty"` // the member that was waited for last
+	Kind          string                 `protobuf:"bytes,10,opt,name=kind,proto3" json:"kind,omitempty"`                           // of members: legacy; empty: classic or consumer
+	Holds         []string               `protobuf:"bytes,11,rep,name=holds,proto3" json:"holds,omitempty"`                         // requests that were held for it: "<gate> <n>x, <ms> ms"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3917,6 +4015,20 @@ func (x *Rebalance) GetWaitedFor() string {
 		return x.WaitedFor
 	}
 	return ""
+}
+
+func (x *Rebalance) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Rebalance) GetHolds() []string {
+	if x != nil {
+		return x.Holds
+	}
+	return nil
 }
 
 // PutGroup is the next form of a group's classic part, decided by the coordinator: members, generation and assignments at
@@ -4114,6 +4226,551 @@ func (x *DeleteGroup) GetOnlyUnused() bool {
 	return false
 }
 
+// PoolMember is a registration that stands for members that are no znodes (groups.md, "Mixed groups"): one thread of each topic.
+type PoolMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Topics        []string               `protobuf:"bytes,2,rep,name=topics,proto3" json:"topics,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolMember) Reset() {
+	*x = PoolMember{}
+	mi := &file_state_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolMember) ProtoMessage() {}
+
+func (x *PoolMember) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolMember.ProtoReflect.Descriptor instead.
+func (*PoolMember) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *PoolMember) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *PoolMember) GetTopics() []string {
+	if x != nil {
+		return x.Topics
+	}
+	return nil
+}
+
+// PublishGeneration makes the next generation of a group's znode members what they are shown: of the registrations, partition
+// maps and topic list that the state has when it is applied, those that are named here. It is STALE unless the last generation is the one
+// before.
+type PublishGeneration struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Generation    int32                  `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`                         // 1 more than the last
+	GroupVersion  uint64                 `protobuf:"varint,3,opt,name=group_version,json=groupVersion,proto3" json:"group_version,omitempty"` // decided on; 0: not checked
+	Members       []string               `protobuf:"bytes,4,rep,name=members,proto3" json:"members,omitempty"`                                // ids whose registrations are shown
+	Pool          []*PoolMember          `protobuf:"bytes,5,rep,name=pool,proto3" json:"pool,omitempty"`
+	Topics        []string               `protobuf:"bytes,6,rep,name=topics,proto3" json:"topics,omitempty"`                         // whose partition maps are kept as they are, there or not
+	AllTopics     bool                   `protobuf:"varint,7,opt,name=all_topics,json=allTopics,proto3" json:"all_topics,omitempty"` // the list of topics too: a member has a pattern
+	Withdraw      bool                   `protobuf:"varint,8,opt,name=withdraw,proto3" json:"withdraw,omitempty"`                    // show the raw tree to members again: the barrier is off
+	Rebalance     *Rebalance             `protobuf:"bytes,9,opt,name=rebalance,proto3" json:"rebalance,omitempty"`                   // cause and text
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishGeneration) Reset() {
+	*x = PublishGeneration{}
+	mi := &file_state_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishGeneration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishGeneration) ProtoMessage() {}
+
+func (x *PublishGeneration) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishGeneration.ProtoReflect.Descriptor instead.
+func (*PublishGeneration) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *PublishGeneration) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *PublishGeneration) GetGeneration() int32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *PublishGeneration) GetGroupVersion() uint64 {
+	if x != nil {
+		return x.GroupVersion
+	}
+	return 0
+}
+
+func (x *PublishGeneration) GetMembers() []string {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *PublishGeneration) GetPool() []*PoolMember {
+	if x != nil {
+		return x.Pool
+	}
+	return nil
+}
+
+func (x *PublishGeneration) GetTopics() []string {
+	if x != nil {
+		return x.Topics
+	}
+	return nil
+}
+
+func (x *PublishGeneration) GetAllTopics() bool {
+	if x != nil {
+		return x.AllTopics
+	}
+	return false
+}
+
+func (x *PublishGeneration) GetWithdraw() bool {
+	if x != nil {
+		return x.Withdraw
+	}
+	return false
+}
+
+func (x *PublishGeneration) GetRebalance() *Rebalance {
+	if x != nil {
+		return x.Rebalance
+	}
+	return nil
+}
+
+// CompleteGeneration says that the published generation has come to its end: joins of the next are let in.
+type CompleteGeneration struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Generation    int32                  `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	Rebalance     *Rebalance             `protobuf:"bytes,3,opt,name=rebalance,proto3" json:"rebalance,omitempty"` // waited_ms, waited_for, holds: added to the generation's record
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompleteGeneration) Reset() {
+	*x = CompleteGeneration{}
+	mi := &file_state_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompleteGeneration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompleteGeneration) ProtoMessage() {}
+
+func (x *CompleteGeneration) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompleteGeneration.ProtoReflect.Descriptor instead.
+func (*CompleteGeneration) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *CompleteGeneration) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *CompleteGeneration) GetGeneration() int32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *CompleteGeneration) GetRebalance() *Rebalance {
+	if x != nil {
+		return x.Rebalance
+	}
+	return nil
+}
+
+type OwnedPartition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Partition     int32                  `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OwnedPartition) Reset() {
+	*x = OwnedPartition{}
+	mi := &file_state_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OwnedPartition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OwnedPartition) ProtoMessage() {}
+
+func (x *OwnedPartition) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OwnedPartition.ProtoReflect.Descriptor instead.
+func (*OwnedPartition) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *OwnedPartition) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *OwnedPartition) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+// ReleaseOwners ends reservations of partitions whose owner's session expired.
+type ReleaseOwners struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Owned         []*OwnedPartition      `protobuf:"bytes,2,rep,name=owned,proto3" json:"owned,omitempty"`
+	Session       int64                  `protobuf:"varint,3,opt,name=session,proto3" json:"session,omitempty"` // whose they were
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseOwners) Reset() {
+	*x = ReleaseOwners{}
+	mi := &file_state_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseOwners) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseOwners) ProtoMessage() {}
+
+func (x *ReleaseOwners) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseOwners.ProtoReflect.Descriptor instead.
+func (*ReleaseOwners) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *ReleaseOwners) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ReleaseOwners) GetOwned() []*OwnedPartition {
+	if x != nil {
+		return x.Owned
+	}
+	return nil
+}
+
+func (x *ReleaseOwners) GetSession() int64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+// AwaitOffsets asks the coordinator when offsets may be read: after the owners from before the present generation have committed
+// theirs and gone. It is answered and never proposed.
+type AwaitOffsets struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Partitions    []*OwnedPartition      `protobuf:"bytes,2,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	By            string                 `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"` // client id and address, when no session asks
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AwaitOffsets) Reset() {
+	*x = AwaitOffsets{}
+	mi := &file_state_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AwaitOffsets) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AwaitOffsets) ProtoMessage() {}
+
+func (x *AwaitOffsets) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AwaitOffsets.ProtoReflect.Descriptor instead.
+func (*AwaitOffsets) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *AwaitOffsets) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *AwaitOffsets) GetPartitions() []*OwnedPartition {
+	if x != nil {
+		return x.Partitions
+	}
+	return nil
+}
+
+func (x *AwaitOffsets) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+type FencedFetch struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Broker        int32                  `protobuf:"varint,1,opt,name=broker,proto3" json:"broker,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // of the broker's incarnation
+	Conn          uint64                 `protobuf:"varint,3,opt,name=conn,proto3" json:"conn,omitempty"`
+	Topic         string                 `protobuf:"bytes,4,opt,name=topic,proto3" json:"topic,omitempty"`
+	Partition     int32                  `protobuf:"varint,5,opt,name=partition,proto3" json:"partition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FencedFetch) Reset() {
+	*x = FencedFetch{}
+	mi := &file_state_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FencedFetch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FencedFetch) ProtoMessage() {}
+
+func (x *FencedFetch) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FencedFetch.ProtoReflect.Descriptor instead.
+func (*FencedFetch) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *FencedFetch) GetBroker() int32 {
+	if x != nil {
+		return x.Broker
+	}
+	return 0
+}
+
+func (x *FencedFetch) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *FencedFetch) GetConn() uint64 {
+	if x != nil {
+		return x.Conn
+	}
+	return 0
+}
+
+func (x *FencedFetch) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *FencedFetch) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+// FenceFetches cuts connections of an expired member off from partitions that have a new owner, or lets them fetch again.
+type FenceFetches struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Member        string                 `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"` // consumer id whose they were
+	Fetches       []*FencedFetch         `protobuf:"bytes,3,rep,name=fetches,proto3" json:"fetches,omitempty"`
+	Lift          bool                   `protobuf:"varint,4,opt,name=lift,proto3" json:"lift,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FenceFetches) Reset() {
+	*x = FenceFetches{}
+	mi := &file_state_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FenceFetches) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FenceFetches) ProtoMessage() {}
+
+func (x *FenceFetches) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FenceFetches.ProtoReflect.Descriptor instead.
+func (*FenceFetches) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *FenceFetches) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *FenceFetches) GetMember() string {
+	if x != nil {
+		return x.Member
+	}
+	return ""
+}
+
+func (x *FenceFetches) GetFetches() []*FencedFetch {
+	if x != nil {
+		return x.Fetches
+	}
+	return nil
+}
+
+func (x *FenceFetches) GetLift() bool {
+	if x != nil {
+		return x.Lift
+	}
+	return false
+}
+
 // Annotate belongs to level 2, which exists only under the build tag barnabas_level2 (tests of rolling upgrades).
 type Annotate struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4124,7 +4781,7 @@ type Annotate struct {
 
 func (x *Annotate) Reset() {
 	*x = Annotate{}
-	mi := &file_state_proto_msgTypes[46]
+	mi := &file_state_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4136,7 +4793,7 @@ func (x *Annotate) String() string {
 func (*Annotate) ProtoMessage() {}
 
 func (x *Annotate) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[46]
+	mi := &file_state_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4149,7 +4806,7 @@ func (x *Annotate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Annotate.ProtoReflect.Descriptor instead.
 func (*Annotate) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{46}
+	return file_state_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Annotate) GetNote() string {
@@ -4167,7 +4824,7 @@ const file_state_proto_rawDesc = "" +
 	"\x05Entry\x12\"\n" +
 	"\rclock_step_ms\x18\x01 \x01(\x04R\vclockStepMs\x12\x17\n" +
 	"\awall_ms\x18\x02 \x01(\x03R\x06wallMs\x126\n" +
-	"\bcommands\x18\x03 \x03(\v2\x1a.barnabas.state.v1.CommandR\bcommands\"\xf5\x11\n" +
+	"\bcommands\x18\x03 \x03(\v2\x1a.barnabas.state.v1.CommandR\bcommands\"\x81\x15\n" +
 	"\aCommand\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\rR\x05level\x12\x12\n" +
@@ -4207,7 +4864,12 @@ const file_state_proto_rawDesc = "" +
 	"\x0ecommit_offsets\x18= \x01(\v2 .barnabas.state.v1.CommitOffsetsH\x00R\rcommitOffsets\x12I\n" +
 	"\x0edelete_offsets\x18> \x01(\v2 .barnabas.state.v1.DeleteOffsetsH\x00R\rdeleteOffsets\x12:\n" +
 	"\tput_group\x18? \x01(\v2\x1b.barnabas.state.v1.PutGroupH\x00R\bputGroup\x12C\n" +
-	"\fdelete_group\x18@ \x01(\v2\x1e.barnabas.state.v1.DeleteGroupH\x00R\vdeleteGroup\x12I\n" +
+	"\fdelete_group\x18@ \x01(\v2\x1e.barnabas.state.v1.DeleteGroupH\x00R\vdeleteGroup\x12U\n" +
+	"\x12publish_generation\x18A \x01(\v2$.barnabas.state.v1.PublishGenerationH\x00R\x11publishGeneration\x12X\n" +
+	"\x13complete_generation\x18B \x01(\v2%.barnabas.state.v1.CompleteGenerationH\x00R\x12completeGeneration\x12I\n" +
+	"\x0erelease_owners\x18C \x01(\v2 .barnabas.state.v1.ReleaseOwnersH\x00R\rreleaseOwners\x12F\n" +
+	"\rawait_offsets\x18D \x01(\v2\x1f.barnabas.state.v1.AwaitOffsetsH\x00R\fawaitOffsets\x12F\n" +
+	"\rfence_fetches\x18E \x01(\v2\x1f.barnabas.state.v1.FenceFetchesH\x00R\ffenceFetches\x12I\n" +
 	"\x0eexpire_offsets\x18K \x01(\v2 .barnabas.state.v1.ExpireOffsetsH\x00R\rexpireOffsets\x129\n" +
 	"\bannotate\x18Z \x01(\v2\x1b.barnabas.state.v1.AnnotateH\x00R\bannotateB\x06\n" +
 	"\x04body\"\x91\x02\n" +
@@ -4329,16 +4991,18 @@ const file_state_proto_rawDesc = "" +
 	"remove_row\x18\b \x01(\bR\tremoveRow\"C\n" +
 	"\x13AllocateProducerIds\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\x05R\x06broker\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x05R\x05count\"b\n" +
+	"\x05count\x18\x02 \x01(\x05R\x05count\"v\n" +
 	"\rCreateSession\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x01 \x01(\x05R\ttimeoutMs\x12\x1a\n" +
 	"\bpassword\x18\x02 \x01(\fR\bpassword\x12\x16\n" +
-	"\x06broker\x18\x03 \x01(\x05R\x06broker\"]\n" +
+	"\x06broker\x18\x03 \x01(\x05R\x06broker\x12\x12\n" +
+	"\x04host\x18\x04 \x01(\tR\x04host\"q\n" +
 	"\rAttachSession\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x03R\asession\x12\x1a\n" +
 	"\bpassword\x18\x02 \x01(\fR\bpassword\x12\x16\n" +
-	"\x06broker\x18\x03 \x01(\x05R\x06broker\"K\n" +
+	"\x06broker\x18\x03 \x01(\x05R\x06broker\x12\x12\n" +
+	"\x04host\x18\x04 \x01(\tR\x04host\"K\n" +
 	"\fCloseSession\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x03R\asession\x12!\n" +
 	"\fattach_epoch\x18\x02 \x01(\x04R\vattachEpoch\"M\n" +
@@ -4448,7 +5112,7 @@ const file_state_proto_rawDesc = "" +
 	"\n" +
 	"partitions\x18\x02 \x03(\x05R\n" +
 	"partitions\x12\x16\n" +
-	"\x06epochs\x18\x03 \x03(\x05R\x06epochs\"\xeb\x01\n" +
+	"\x06epochs\x18\x03 \x03(\x05R\x06epochs\"\x95\x02\n" +
 	"\tRebalance\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x05R\n" +
@@ -4461,7 +5125,10 @@ const file_state_proto_rawDesc = "" +
 	"\x04left\x18\a \x03(\tR\x04left\x12\x1b\n" +
 	"\twaited_ms\x18\b \x01(\x03R\bwaitedMs\x12\x1d\n" +
 	"\n" +
-	"waited_for\x18\t \x01(\tR\twaitedFor\"\xcf\x03\n" +
+	"waited_for\x18\t \x01(\tR\twaitedFor\x12\x12\n" +
+	"\x04kind\x18\n" +
+	" \x01(\tR\x04kind\x12\x14\n" +
+	"\x05holds\x18\v \x03(\tR\x05holds\"\xcf\x03\n" +
 	"\bPutGroup\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12#\n" +
 	"\rgroup_version\x18\x02 \x01(\x04R\fgroupVersion\x12\x1e\n" +
@@ -4484,7 +5151,54 @@ const file_state_proto_rawDesc = "" +
 	"\vDeleteGroup\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +
 	"\vonly_unused\x18\x02 \x01(\bR\n" +
-	"onlyUnused\"\x1e\n" +
+	"onlyUnused\"4\n" +
+	"\n" +
+	"PoolMember\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06topics\x18\x02 \x03(\tR\x06topics\"\xca\x02\n" +
+	"\x11PublishGeneration\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x05R\n" +
+	"generation\x12#\n" +
+	"\rgroup_version\x18\x03 \x01(\x04R\fgroupVersion\x12\x18\n" +
+	"\amembers\x18\x04 \x03(\tR\amembers\x121\n" +
+	"\x04pool\x18\x05 \x03(\v2\x1d.barnabas.state.v1.PoolMemberR\x04pool\x12\x16\n" +
+	"\x06topics\x18\x06 \x03(\tR\x06topics\x12\x1d\n" +
+	"\n" +
+	"all_topics\x18\a \x01(\bR\tallTopics\x12\x1a\n" +
+	"\bwithdraw\x18\b \x01(\bR\bwithdraw\x12:\n" +
+	"\trebalance\x18\t \x01(\v2\x1c.barnabas.state.v1.RebalanceR\trebalance\"\x86\x01\n" +
+	"\x12CompleteGeneration\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x05R\n" +
+	"generation\x12:\n" +
+	"\trebalance\x18\x03 \x01(\v2\x1c.barnabas.state.v1.RebalanceR\trebalance\"D\n" +
+	"\x0eOwnedPartition\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\"x\n" +
+	"\rReleaseOwners\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x127\n" +
+	"\x05owned\x18\x02 \x03(\v2!.barnabas.state.v1.OwnedPartitionR\x05owned\x12\x18\n" +
+	"\asession\x18\x03 \x01(\x03R\asession\"w\n" +
+	"\fAwaitOffsets\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12A\n" +
+	"\n" +
+	"partitions\x18\x02 \x03(\v2!.barnabas.state.v1.OwnedPartitionR\n" +
+	"partitions\x12\x0e\n" +
+	"\x02by\x18\x03 \x01(\tR\x02by\"\x83\x01\n" +
+	"\vFencedFetch\x12\x16\n" +
+	"\x06broker\x18\x01 \x01(\x05R\x06broker\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x12\n" +
+	"\x04conn\x18\x03 \x01(\x04R\x04conn\x12\x14\n" +
+	"\x05topic\x18\x04 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x05 \x01(\x05R\tpartition\"\x8a\x01\n" +
+	"\fFenceFetches\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x16\n" +
+	"\x06member\x18\x02 \x01(\tR\x06member\x128\n" +
+	"\afetches\x18\x03 \x03(\v2\x1e.barnabas.state.v1.FencedFetchR\afetches\x12\x12\n" +
+	"\x04lift\x18\x04 \x01(\bR\x04lift\"\x1e\n" +
 	"\bAnnotate\x12\x12\n" +
 	"\x04note\x18\x01 \x01(\tR\x04note*\x87\x04\n" +
 	"\x04Code\x12\x06\n" +
@@ -4548,7 +5262,7 @@ func file_state_proto_rawDescGZIP() []byte {
 }
 
 var file_state_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_state_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_state_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_state_proto_goTypes = []any{
 	(Code)(0),                   // 0: barnabas.state.v1.Code
 	(OffsetOrigin)(0),           // 1: barnabas.state.v1.OffsetOrigin
@@ -4600,7 +5314,15 @@ var file_state_proto_goTypes = []any{
 	(*Rebalance)(nil),           // 47: barnabas.state.v1.Rebalance
 	(*PutGroup)(nil),            // 48: barnabas.state.v1.PutGroup
 	(*DeleteGroup)(nil),         // 49: barnabas.state.v1.DeleteGroup
-	(*Annotate)(nil),            // 50: barnabas.state.v1.Annotate
+	(*PoolMember)(nil),          // 50: barnabas.state.v1.PoolMember
+	(*PublishGeneration)(nil),   // 51: barnabas.state.v1.PublishGeneration
+	(*CompleteGeneration)(nil),  // 52: barnabas.state.v1.CompleteGeneration
+	(*OwnedPartition)(nil),      // 53: barnabas.state.v1.OwnedPartition
+	(*ReleaseOwners)(nil),       // 54: barnabas.state.v1.ReleaseOwners
+	(*AwaitOffsets)(nil),        // 55: barnabas.state.v1.AwaitOffsets
+	(*FencedFetch)(nil),         // 56: barnabas.state.v1.FencedFetch
+	(*FenceFetches)(nil),        // 57: barnabas.state.v1.FenceFetches
+	(*Annotate)(nil),            // 58: barnabas.state.v1.Annotate
 }
 var file_state_proto_depIdxs = []int32{
 	5,  // 0: barnabas.state.v1.Entry.commands:type_name -> barnabas.state.v1.Command
@@ -4633,42 +5355,53 @@ var file_state_proto_depIdxs = []int32{
 	40, // 27: barnabas.state.v1.Command.delete_offsets:type_name -> barnabas.state.v1.DeleteOffsets
 	48, // 28: barnabas.state.v1.Command.put_group:type_name -> barnabas.state.v1.PutGroup
 	49, // 29: barnabas.state.v1.Command.delete_group:type_name -> barnabas.state.v1.DeleteGroup
-	41, // 30: barnabas.state.v1.Command.expire_offsets:type_name -> barnabas.state.v1.ExpireOffsets
-	50, // 31: barnabas.state.v1.Command.annotate:type_name -> barnabas.state.v1.Annotate
-	0,  // 32: barnabas.state.v1.Result.code:type_name -> barnabas.state.v1.Code
-	7,  // 33: barnabas.state.v1.Result.stat:type_name -> barnabas.state.v1.Stat
-	6,  // 34: barnabas.state.v1.Result.parts:type_name -> barnabas.state.v1.Result
-	13, // 35: barnabas.state.v1.RegisterBroker.endpoints:type_name -> barnabas.state.v1.Endpoint
-	13, // 36: barnabas.state.v1.RegisterBroker.zookeeper:type_name -> barnabas.state.v1.Endpoint
-	13, // 37: barnabas.state.v1.RegisterBroker.cluster:type_name -> barnabas.state.v1.Endpoint
-	13, // 38: barnabas.state.v1.RegisterBroker.admin:type_name -> barnabas.state.v1.Endpoint
-	17, // 39: barnabas.state.v1.CreateTopic.assignments:type_name -> barnabas.state.v1.Assignment
-	18, // 40: barnabas.state.v1.CreateTopic.configs:type_name -> barnabas.state.v1.ConfigEntry
-	17, // 41: barnabas.state.v1.CreatePartitions.assignments:type_name -> barnabas.state.v1.Assignment
-	24, // 42: barnabas.state.v1.ElectLeaders.elections:type_name -> barnabas.state.v1.Election
-	18, // 43: barnabas.state.v1.SetConfig.entries:type_name -> barnabas.state.v1.ConfigEntry
-	29, // 44: barnabas.state.v1.ExpireSessions.sessions:type_name -> barnabas.state.v1.CloseSession
-	32, // 45: barnabas.state.v1.CreateZnode.acl:type_name -> barnabas.state.v1.Acl
-	32, // 46: barnabas.state.v1.SetAcl.acl:type_name -> barnabas.state.v1.Acl
-	32, // 47: barnabas.state.v1.ClaimOwner.acl:type_name -> barnabas.state.v1.Acl
-	1,  // 48: barnabas.state.v1.CommitOffsets.from:type_name -> barnabas.state.v1.OffsetOrigin
-	38, // 49: barnabas.state.v1.CommitOffsets.items:type_name -> barnabas.state.v1.OffsetItem
-	38, // 50: barnabas.state.v1.DeleteOffsets.items:type_name -> barnabas.state.v1.OffsetItem
-	42, // 51: barnabas.state.v1.ExpireOffsets.items:type_name -> barnabas.state.v1.ExpiredOffset
-	43, // 52: barnabas.state.v1.GroupMember.protocols:type_name -> barnabas.state.v1.GroupProtocol
-	45, // 53: barnabas.state.v1.GroupMember.consumer:type_name -> barnabas.state.v1.ConsumerMember
-	3,  // 54: barnabas.state.v1.ConsumerMember.state:type_name -> barnabas.state.v1.MemberState
-	46, // 55: barnabas.state.v1.ConsumerMember.assigned:type_name -> barnabas.state.v1.TopicPartitions
-	46, // 56: barnabas.state.v1.ConsumerMember.revoking:type_name -> barnabas.state.v1.TopicPartitions
-	46, // 57: barnabas.state.v1.ConsumerMember.target:type_name -> barnabas.state.v1.TopicPartitions
-	2,  // 58: barnabas.state.v1.PutGroup.state:type_name -> barnabas.state.v1.GroupState
-	44, // 59: barnabas.state.v1.PutGroup.members:type_name -> barnabas.state.v1.GroupMember
-	47, // 60: barnabas.state.v1.PutGroup.rebalance:type_name -> barnabas.state.v1.Rebalance
-	61, // [61:61] is the sub-list for method output_type
-	61, // [61:61] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	51, // 30: barnabas.state.v1.Command.publish_generation:type_name -> barnabas.state.v1.PublishGeneration
+	52, // 31: barnabas.state.v1.Command.complete_generation:type_name -> barnabas.state.v1.CompleteGeneration
+	54, // 32: barnabas.state.v1.Command.release_owners:type_name -> barnabas.state.v1.ReleaseOwners
+	55, // 33: barnabas.state.v1.Command.await_offsets:type_name -> barnabas.state.v1.AwaitOffsets
+	57, // 34: barnabas.state.v1.Command.fence_fetches:type_name -> barnabas.state.v1.FenceFetches
+	41, // 35: barnabas.state.v1.Command.expire_offsets:type_name -> barnabas.state.v1.ExpireOffsets
+	58, // 36: barnabas.state.v1.Command.annotate:type_name -> barnabas.state.v1.Annotate
+	0,  // 37: barnabas.state.v1.Result.code:type_name -> barnabas.state.v1.Code
+	7,  // 38: barnabas.state.v1.Result.stat:type_name -> barnabas.state.v1.Stat
+	6,  // 39: barnabas.state.v1.Result.parts:type_name -> barnabas.state.v1.Result
+	13, // 40: barnabas.state.v1.RegisterBroker.endpoints:type_name -> barnabas.state.v1.Endpoint
+	13, // 41: barnabas.state.v1.RegisterBroker.zookeeper:type_name -> barnabas.state.v1.Endpoint
+	13, // 42: barnabas.state.v1.RegisterBroker.cluster:type_name -> barnabas.state.v1.Endpoint
+	13, // 43: barnabas.state.v1.RegisterBroker.admin:type_name -> barnabas.state.v1.Endpoint
+	17, // 44: barnabas.state.v1.CreateTopic.assignments:type_name -> barnabas.state.v1.Assignment
+	18, // 45: barnabas.state.v1.CreateTopic.configs:type_name -> barnabas.state.v1.ConfigEntry
+	17, // 46: barnabas.state.v1.CreatePartitions.assignments:type_name -> barnabas.state.v1.Assignment
+	24, // 47: barnabas.state.v1.ElectLeaders.elections:type_name -> barnabas.state.v1.Election
+	18, // 48: barnabas.state.v1.SetConfig.entries:type_name -> barnabas.state.v1.ConfigEntry
+	29, // 49: barnabas.state.v1.ExpireSessions.sessions:type_name -> barnabas.state.v1.CloseSession
+	32, // 50: barnabas.state.v1.CreateZnode.acl:type_name -> barnabas.state.v1.Acl
+	32, // 51: barnabas.state.v1.SetAcl.acl:type_name -> barnabas.state.v1.Acl
+	32, // 52: barnabas.state.v1.ClaimOwner.acl:type_name -> barnabas.state.v1.Acl
+	1,  // 53: barnabas.state.v1.CommitOffsets.from:type_name -> barnabas.state.v1.OffsetOrigin
+	38, // 54: barnabas.state.v1.CommitOffsets.items:type_name -> barnabas.state.v1.OffsetItem
+	38, // 55: barnabas.state.v1.DeleteOffsets.items:type_name -> barnabas.state.v1.OffsetItem
+	42, // 56: barnabas.state.v1.ExpireOffsets.items:type_name -> barnabas.state.v1.ExpiredOffset
+	43, // 57: barnabas.state.v1.GroupMember.protocols:type_name -> barnabas.state.v1.GroupProtocol
+	45, // 58: barnabas.state.v1.GroupMember.consumer:type_name -> barnabas.state.v1.ConsumerMember
+	3,  // 59: barnabas.state.v1.ConsumerMember.state:type_name -> barnabas.state.v1.MemberState
+	46, // 60: barnabas.state.v1.ConsumerMember.assigned:type_name -> barnabas.state.v1.TopicPartitions
+	46, // 61: barnabas.state.v1.ConsumerMember.revoking:type_name -> barnabas.state.v1.TopicPartitions
+	46, // 62: barnabas.state.v1.ConsumerMember.target:type_name -> barnabas.state.v1.TopicPartitions
+	2,  // 63: barnabas.state.v1.PutGroup.state:type_name -> barnabas.state.v1.GroupState
+	44, // 64: barnabas.state.v1.PutGroup.members:type_name -> barnabas.state.v1.GroupMember
+	47, // 65: barnabas.state.v1.PutGroup.rebalance:type_name -> barnabas.state.v1.Rebalance
+	50, // 66: barnabas.state.v1.PublishGeneration.pool:type_name -> barnabas.state.v1.PoolMember
+	47, // 67: barnabas.state.v1.PublishGeneration.rebalance:type_name -> barnabas.state.v1.Rebalance
+	47, // 68: barnabas.state.v1.CompleteGeneration.rebalance:type_name -> barnabas.state.v1.Rebalance
+	53, // 69: barnabas.state.v1.ReleaseOwners.owned:type_name -> barnabas.state.v1.OwnedPartition
+	53, // 70: barnabas.state.v1.AwaitOffsets.partitions:type_name -> barnabas.state.v1.OwnedPartition
+	56, // 71: barnabas.state.v1.FenceFetches.fetches:type_name -> barnabas.state.v1.FencedFetch
+	72, // [72:72] is the sub-list for method output_type
+	72, // [72:72] is the sub-list for method input_type
+	72, // [72:72] is the sub-list for extension type_name
+	72, // [72:72] is the sub-list for extension extendee
+	0,  // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_state_proto_init() }
@@ -4705,6 +5438,11 @@ func file_state_proto_init() {
 		(*Command_DeleteOffsets)(nil),
 		(*Command_PutGroup)(nil),
 		(*Command_DeleteGroup)(nil),
+		(*Command_PublishGeneration)(nil),
+		(*Command_CompleteGeneration)(nil),
+		(*Command_ReleaseOwners)(nil),
+		(*Command_AwaitOffsets)(nil),
+		(*Command_FenceFetches)(nil),
 		(*Command_ExpireOffsets)(nil),
 		(*Command_Annotate)(nil),
 	}
@@ -4714,7 +5452,7 @@ func file_state_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_proto_rawDesc), len(file_state_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   47,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
