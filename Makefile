@@ -13,7 +13,7 @@ RACE := $(if $(filter true,$(CI)),-race)
 UNIT = $(shell $(GO) list ./... | grep -v /integration)
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo tools unit test race lint fuzz bench bench-znodes bench-failover generate clean
+.PHONY: help build run demo tools unit test race lint fuzz bench bench-znodes bench-failover bench-groups generate clean
 
 help: ## print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +54,7 @@ fuzz: ## run each fuzz target for a while (FUZZ=20s)
 	@tools/fuzz.sh $(FUZZ)
 
 bench: ## run the Go benchmarks
-	$(GO) test -run '^$$' -bench . -benchmem $(UNIT)
+	$(GO) test -run '^$$' -bench . -benchmem $(filter-out %/bench/groups,$(UNIT))
 
 bench-znodes: build ## ordered writes per second beside a real ZooKeeper, in one run
 	@tools/fetch.sh zookeeper-3.9.5
@@ -62,6 +62,10 @@ bench-znodes: build ## ordered writes per second beside a real ZooKeeper, in one
 
 bench-failover: build ## how long producers stand still when a broker is killed or frozen
 	$(GO) run ./bench/failover -bin $(BIN)
+
+bench-groups: build ## groups of old and new members, joins and kills, beside Kafka 1.1.1 with ZooKeeper and Kafka 4.4
+	@tools/fetch.sh kafka-0.8.2.2 kafka-1.1.1 kafka-4.4 zookeeper-3.9.5 classes
+	$(GO) test -v -run '^$$' -bench . -benchtime 1x -timeout 60m ./bench/groups
 
 generate: ## write generated code again; CI fails when that changes anything
 	$(GO) generate ./...

@@ -1,0 +1,102 @@
+package member
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// franz is a member by franz-go. It commits what it has read every 100 ms.
+func franz(ctx context.Context, o Options, out *lines) error {
+	opts := []kgo.Opt{kgo.SeedBrokers(o.Brokers...), kgo.ClientID(o.Name), kgo.ConsumerGroup(o.Group), kgo.ConsumeTopics(o.Topic), kgo.DisableAutoCommit(),
+		kgo.MetadataMinAge(50 * time.Millisecond), kgo.SessionTimeout(6 * time.Second), kgo.HeartbeatInterval(300 * time.Millisecond),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart())}
+	switch o.Balancer {
+	case "consumer":
+		opts = append(opts, kgo.ServerSideBalancer(), kgo.Balancers(kgo.RangeBalancer()))
+	case "sticky":
+		opts = append(opts, kgo.Balancers(kgo.StickyBalancer()))
+	case "cooperative":
+		opts = append(opts, kgo.Balancers(kgo.CooperativeStickyBalancer()))
+	default:
+		opts = append(opts, kgo.Balancers(kgo.RangeBalancer()))
+	}
+	client, err := kgo.NewClient(opts...)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	z := zombie{client: client, o: o, out: out, seen: time.Now()}
+	for ctx.Err() == nil {
+		z.look(ctx)
+		polled, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		fetches := client.PollFetches(polled)
+		cancel()
+		fetches.EachRecord(func(r *kgo.Record) { out.record(r.Partition, r.Offset) })
+		z.look(ctx)
+		commit, cancel := context.WithTimeout(ctx, 5*time.Second)
+		err := client.CommitUncommittedOffsets(commit)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			out.event("commit", err)
+		}
+	}
+	return nil
+}
+
+// zombie notices that the process stood still, and then has it do what a worker does that knows nothing of it: commit by
+// the member and generation from before. It commits offset 0, which a broker that took it would show.
+type zombie struct {
+	client     *kgo.Client
+	o          Options
+	out        *lines
+	seen       time.Time // on the monotonic clock, which runs on while the process is stopped
+	member     string
+	generation int32
+	owned      []int32
+}
+
+func (z *zombie) look(ctx context.Context) {
+	if !z.o.Zombie {
+		return
+	}
+	stood := time.Since(z.seen)
+	z.seen = time.Now()
+	if stood < 3*time.Second {
+		if z.member, z.generation = z.client.GroupMetadata(); len(z.client.CommittedOffsets()[z.o.Topic]) > 0 {
+			z.owned = nil
+			for p := range z.client.CommittedOffsets()[z.o.Topic] {
+				z.owned = append(z.owned, p)
+			}
+		}
+		return
+	}
+	if len(z.owned) == 0 {
+		z.out.event("zombie", "owned nothing")
+		return
+	}
+	request := kmsg.NewPtrOffsetCommitRequest()
+	request.Group, request.MemberID, request.Generation = z.o.Group, z.member, z.generation
+	topic := kmsg.NewOffsetCommitRequestTopic()
+	topic.Topic = z.o.Topic
+	for _, p := range z.owned {
+		partition := kmsg.NewOffsetCommitRequestTopicPartition()
+		partition.Partition, partition.Offset = p, 0
+		topic.Partitions = append(topic.Partitions, partition)
+	}
+	request.Topics = append(request.Topics, topic)
+	response, err := request.RequestWith(ctx, z.client)
+	if err != nil {
+		z.out.event("zombie", err)
+		return
+	}
+	for _, t := range response.Topics {
+		for _, p := range t.Partitions {
+			z.out.event("zombie", fmt.Sprintf("%d %v", p.ErrorCode, kerr.TypedErrorForCode(p.ErrorCode)))
+		}
+	}
+}
