@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -39,7 +40,9 @@ func (b *broker) conf(topic string, ok func(*topicConfig) bool) {
 }
 
 // cases.md 6: segments at 0, 100, 200; LEO = HW = 250.
-func TestListOffsetsV0(t *testing.T) {
+func TestListOffsetsV0(t *testing.T) { synctest.Test(t, testListOffsetsV0) }
+
+func testListOffsetsV0(t *testing.T) {
 	c := newCluster(t, 1, Config{})
 	c.createTopic("t", 1, []int32{1})
 	b := c.leader("t", 0)
@@ -83,7 +86,9 @@ func TestListOffsetsV0(t *testing.T) {
 }
 
 // cases.md 10: epoch 0: offsets 0-9; epoch 2: 10-24.
-func TestOffsetForLeaderEpoch(t *testing.T) {
+func TestOffsetForLeaderEpoch(t *testing.T) { synctest.Test(t, testOffsetForLeaderEpoch) }
+
+func testOffsetForLeaderEpoch(t *testing.T) {
 	c := newCluster(t, 2, Config{MinISR: 1})
 	c.createTopic("t", 1, []int32{1, 2})
 	mustProduce(t, c.leader("t", 0), "t", 0, make([]string, 10)...)
@@ -106,7 +111,9 @@ func TestOffsetForLeaderEpoch(t *testing.T) {
 	}
 }
 
-func TestTopicConfiguration(t *testing.T) {
+func TestTopicConfiguration(t *testing.T) { synctest.Test(t, testTopicConfiguration) }
+
+func testTopicConfiguration(t *testing.T) {
 	c := newCluster(t, 1, Config{})
 	c.createTopic("t", 1, []int32{1})
 	b := c.leader("t", 0)
@@ -138,7 +145,9 @@ func TestTopicConfiguration(t *testing.T) {
 }
 
 // KIP-903, and bytes that are no fetch.
-func TestReplicaFetchRefused(t *testing.T) {
+func TestReplicaFetchRefused(t *testing.T) { synctest.Test(t, testReplicaFetchRefused) }
+
+func testReplicaFetchRefused(t *testing.T) {
 	c := newCluster(t, 2, Config{})
 	c.createTopic("t", 1, []int32{1, 2})
 	b := c.leader("t", 0)
@@ -197,7 +206,9 @@ func TestReplicaFetchRefused(t *testing.T) {
 }
 
 // A follower whose log the leader no longer reaches starts anew; one with a flipped bit in an old segment fetches it again.
-func TestFollowerRepairs(t *testing.T) {
+func TestFollowerRepairs(t *testing.T) { synctest.Test(t, testFollowerRepairs) }
+
+func testFollowerRepairs(t *testing.T) {
 	c := newCluster(t, 2, Config{MinISR: 1, SegmentBytes: 2000})
 	c.createTopic("t", 1, []int32{1, 2})
 	b := c.leader("t", 0)
@@ -258,7 +269,9 @@ func flip(t *testing.T, fsys vfs.FS, name string, at int64) {
 }
 
 // A leader with damage does not serve the damaged bytes, and serves the rest.
-func TestLeaderWithDamage(t *testing.T) {
+func TestLeaderWithDamage(t *testing.T) { synctest.Test(t, testLeaderWithDamage) }
+
+func testLeaderWithDamage(t *testing.T) {
 	c := newCluster(t, 1, Config{SegmentBytes: 2000})
 	c.createTopic("t", 1, []int32{1})
 	b := c.leader("t", 0)
@@ -279,7 +292,9 @@ func TestLeaderWithDamage(t *testing.T) {
 }
 
 // The last of an ISR whose disk lost what was durable does not lead as if nothing had been.
-func TestLostRecordsAreNotLed(t *testing.T) {
+func TestLostRecordsAreNotLed(t *testing.T) { synctest.Test(t, testLostRecordsAreNotLed) }
+
+func testLostRecordsAreNotLed(t *testing.T) {
 	c := newCluster(t, 1, Config{})
 	c.createTopic("t", 1, []int32{1})
 	b := c.leader("t", 0)
@@ -316,7 +331,9 @@ func TestLostRecordsAreNotLed(t *testing.T) {
 }
 
 // A hundred parked consumers are woken by one append and leave nothing behind.
-func TestManyParked(t *testing.T) {
+func TestManyParked(t *testing.T) { synctest.Test(t, testManyParked) }
+
+func testManyParked(t *testing.T) {
 	c := newCluster(t, 1, Config{})
 	c.createTopic("t", 1, []int32{1}, []int32{1})
 	b := c.leader("t", 1)
@@ -347,7 +364,9 @@ func TestManyParked(t *testing.T) {
 }
 
 // MinBytes counts over all partitions.
-func TestMinBytes(t *testing.T) {
+func TestMinBytes(t *testing.T) { synctest.Test(t, testMinBytes) }
+
+func testMinBytes(t *testing.T) {
 	c := newCluster(t, 1, Config{})
 	c.createTopic("t", 1, []int32{1}, []int32{1})
 	b := c.leader("t", 1)
@@ -388,7 +407,9 @@ func FuzzReplicaFetch(f *testing.F) {
 }
 
 // The only replica comes back by itself when its disk does.
-func TestOnlyReplicaComesBack(t *testing.T) {
+func TestOnlyReplicaComesBack(t *testing.T) { synctest.Test(t, testOnlyReplicaComesBack) }
+
+func testOnlyReplicaComesBack(t *testing.T) {
 	c := newCluster(t, 1, quick)
 	c.createTopic("t", 1, []int32{1})
 	b := c.leader("t", 0)

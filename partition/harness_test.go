@@ -13,7 +13,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/barnabas-mq/barnabas/internal/clock"
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/internal/lease"
 	"github.com/barnabas-mq/barnabas/internal/vfs"
@@ -27,7 +26,7 @@ import (
 type cluster struct {
 	t     testing.TB
 	cfg   Config
-	clock clock.Clock
+	clock *testClock
 
 	mu      sync.Mutex
 	st      *state.State
@@ -59,6 +58,19 @@ type broker struct {
 	view    atomic.Pointer[state.View]
 }
 
+// testClock is package time's clock, a synctest bubble's in one. It can jump, as a machine's does that was frozen.
+type testClock struct {
+	began time.Time
+	jump  atomic.Int64
+}
+
+func newTestClock() *testClock { return &testClock{began: time.Now()} }
+
+func (c *testClock) Now() time.Time { return time.Now().Add(time.Duration(c.jump.Load())) }
+func (c *testClock) Boot() time.Duration {
+	return time.Hour + time.Since(c.began) + time.Duration(c.jump.Load())
+}
+
 type incarnation struct {
 	m    *Manager
 	dead context.Context // ends with it
@@ -66,12 +78,7 @@ type incarnation struct {
 
 func newCluster(t testing.TB, n int, cfg Config) *cluster {
 	t.Helper()
-	return newClusterAt(t, n, cfg, clock.System{})
-}
-
-func newClusterAt(t testing.TB, n int, cfg Config, clk clock.Clock) *cluster {
-	t.Helper()
-	c := &cluster{t: t, cfg: cfg, clock: clk, st: state.New(), brokers: map[id.BrokerID]*broker{}}
+	c := &cluster{t: t, cfg: cfg, clock: newTestClock(), st: state.New(), brokers: map[id.BrokerID]*broker{}}
 	c.do(&statepb.Command{Body: &statepb.Command_Bootstrap{Bootstrap: &statepb.Bootstrap{ClusterId: "AAAAAAAAAAAAAAAAAAAAAA", Level: state.MinLevel}}})
 	for i := 1; i <= n; i++ {
 		b := &broker{c: c, id: id.BrokerID(i), disk: vfs.NewMem(nil)}

@@ -2,7 +2,6 @@ package partition
 
 import (
 	"slices"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,19 +9,6 @@ import (
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/internal/lease"
 )
-
-// bubbleClock is a synctest bubble's clock, which can jump as a machine's does that was frozen.
-type bubbleClock struct {
-	began time.Time
-	jump  atomic.Int64
-}
-
-func newBubbleClock() *bubbleClock { return &bubbleClock{began: time.Now()} }
-
-func (c *bubbleClock) Now() time.Time { return time.Now().Add(time.Duration(c.jump.Load())) }
-func (c *bubbleClock) Boot() time.Duration {
-	return time.Hour + time.Since(c.began) + time.Duration(c.jump.Load())
-}
 
 // changes returns how often the row of t-0 changed while fn ran, and its ISR after that.
 func (c *cluster) changes(fn func()) (int, []id.BrokerID) {
@@ -36,7 +22,7 @@ func (c *cluster) changes(fn func()) (int, []id.BrokerID) {
 func TestIdleFollowersStayInTheISR(t *testing.T) {
 	for _, lag := range []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
-			c := newClusterAt(t, 3, Config{ReplicaLagMax: lag, ReplicaFetchWait: lease.Duration / 2}, newBubbleClock())
+			c := newCluster(t, 3, Config{ReplicaLagMax: lag, ReplicaFetchWait: lease.Duration / 2})
 			c.createTopic("t", 1, []int32{1, 2, 3})
 			mustProduce(t, c.leader("t", 0), "t", 0, "a")
 			fetches := c.brokers[2].calls.Load()
@@ -55,7 +41,7 @@ func TestIdleFollowersStayInTheISR(t *testing.T) {
 func TestSilentFollowerLeavesInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lag = 10 * time.Second
-		c := newClusterAt(t, 3, Config{ReplicaLagMax: lag}, newBubbleClock())
+		c := newCluster(t, 3, Config{ReplicaLagMax: lag})
 		c.createTopic("t", 1, []int32{1, 2, 3})
 		mustProduce(t, c.leader("t", 0), "t", 0, "a")
 		c.brokers[3].cut.Store(id.BrokerID(1), struct{}{})
@@ -75,13 +61,12 @@ func TestSilentFollowerLeavesInTime(t *testing.T) {
 // A leader that did not run for longer than the allowed lag has nobody to blame for it.
 func TestFrozenLeaderKeepsItsISR(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		clock := newBubbleClock()
-		c := newClusterAt(t, 3, Config{ReplicaLagMax: 10 * time.Second}, clock)
+		c := newCluster(t, 3, Config{ReplicaLagMax: 10 * time.Second})
 		c.createTopic("t", 1, []int32{1, 2, 3})
 		mustProduce(t, c.leader("t", 0), "t", 0, "a")
 		n, isr := c.changes(func() {
 			for range 5 {
-				clock.jump.Add(int64(30 * time.Second))
+				c.clock.jump.Add(int64(30 * time.Second))
 				time.Sleep(2 * time.Second)
 			}
 		})
@@ -90,7 +75,7 @@ func TestFrozenLeaderKeepsItsISR(t *testing.T) {
 		}
 		// One that is silent leaves all the same.
 		c.brokers[3].cut.Store(id.BrokerID(1), struct{}{})
-		clock.jump.Add(int64(30 * time.Second))
+		c.clock.jump.Add(int64(30 * time.Second))
 		if _, isr := c.changes(func() { time.Sleep(12 * time.Second) }); !slices.Equal(isr, []id.BrokerID{1, 2}) {
 			t.Fatalf("ISR %v", isr)
 		}

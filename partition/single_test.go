@@ -3,6 +3,7 @@ package partition
 import (
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
@@ -11,7 +12,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestOneNodeServes(t *testing.T) {
+func TestOneNodeServes(t *testing.T) { synctest.Test(t, testOneNodeServes) }
+
+func testOneNodeServes(t *testing.T) {
 	c := newCluster(t, 1, Config{})
 	c.createTopic("t", 1, []int32{1})
 	b := c.leader("t", 0)
