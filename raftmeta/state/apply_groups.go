@@ -15,9 +15,16 @@ func (s *State) claimOwner(session int64, c *statepb.ClaimOwner) *statepb.Result
 	} else if ok && len(g.Members) > 0 {
 		return s.refuse(statepb.Code_NODE_EXISTS, "group %s has members that are no znodes: they own its partitions", c.Group)
 	}
-	return s.createZnode(session, &statepb.CreateZnode{
+	if r := s.checkClaim(session, c); r != nil {
+		return r
+	}
+	res := s.createZnode(session, &statepb.CreateZnode{
 		Path: "/consumers/" + c.Group + "/owners/" + c.Topic + "/" + c.Name, Data: c.Data, Null: c.Null, Acl: c.Acl, Ephemeral: c.Ephemeral,
 	})
+	if res.Code == statepb.Code_OK {
+		s.claimed(session, c)
+	}
+	return res
 }
 
 // ---- offsets: one store; znodes and both APIs are its faces ----

@@ -357,7 +357,7 @@ func (s *State) hasConfig(typ, name string) bool {
 }
 
 func (s *State) setConfig(c *statepb.SetConfig) *statepb.Result {
-	if !ConfigType(c.Type) || c.Name == "" {
+	if !ConfigType(c.Type) && c.Type != GroupConfigs || c.Name == "" {
 		return s.refuse(statepb.Code_INVALID, "no configuration of type %q for %q", c.Type, c.Name)
 	}
 	old, ok := s.configs.get(keyParts(c.Type, c.Name))
@@ -411,14 +411,20 @@ func (s *State) writeConfig(typ, name string, entries []*statepb.ConfigEntry, re
 	kind := ConfigData
 	if !ok {
 		kind = ConfigCreated
-		s.bumpParent("/config/"+typ, 1, zx)
+		s.bumpConfigs(typ, 1, zx)
 	}
 	s.changed(Change{Kind: kind, ZXID: zx, Type: typ, Name: name})
 }
 
+func (s *State) bumpConfigs(typ string, by int32, zx id.ZXID) {
+	if ConfigType(typ) {
+		s.bumpParent("/config/"+typ, by, zx)
+	}
+}
+
 func (s *State) removeConfig(typ, name string, zx id.ZXID) {
 	if s.configs.del(keyParts(typ, name)) {
-		s.bumpParent("/config/"+typ, -1, zx)
+		s.bumpConfigs(typ, -1, zx)
 		s.changed(Change{Kind: ConfigDeleted, ZXID: zx, Type: typ, Name: name})
 	}
 }

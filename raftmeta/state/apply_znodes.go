@@ -16,7 +16,7 @@ func (s *State) createSession(c *statepb.CreateSession) *statepb.Result {
 	}
 	s.meta.NextSession++
 	ses := &Session{ID: id.SessionID(firstSession + s.meta.NextSession), Password: c.Password, TimeoutMs: c.TimeoutMs,
-		AttachEpoch: 1, Broker: id.BrokerID(c.Broker)}
+		AttachEpoch: 1, Broker: id.BrokerID(c.Broker), Host: c.Host}
 	s.sessions.put(keyU64(uint64(ses.ID)), ses)
 	zx := s.zxid()
 	s.changed(Change{Kind: SessionCreated, ZXID: zx, Session: ses.ID, Broker: ses.Broker})
@@ -34,13 +34,14 @@ func (s *State) attachSession(c *statepb.AttachSession) *statepb.Result {
 	}
 	ses := *old
 	ses.AttachEpoch++
-	ses.Broker = id.BrokerID(c.Broker)
+	ses.Broker, ses.Host = id.BrokerID(c.Broker), c.Host
 	s.sessions.put(keyU64(uint64(ses.ID)), &ses)
 	s.changed(Change{Kind: SessionAttached, ZXID: s.meta.ZXID, Session: ses.ID, Broker: ses.Broker})
 	return &statepb.Result{Zxid: int64(s.meta.ZXID), Value: int64(ses.TimeoutMs), Epoch: ses.AttachEpoch}
 }
 
-func (s *State) closeSession(c *statepb.CloseSession) *statepb.Result {
+// closeSession ends a session and all its nodes. When it expired, the partitions that it owned are reserved.
+func (s *State) closeSession(c *statepb.CloseSession, expired bool) *statepb.Result {
 	ses, ok := s.sessions.get(keyU64(uint64(c.Session)))
 	switch {
 	case !ok:
@@ -50,11 +51,16 @@ func (s *State) closeSession(c *statepb.CloseSession) *statepb.Result {
 	}
 	zx := s.zxid()
 	prefix := keyU64(uint64(ses.ID))
+	var kept []owned
+	if expired {
+		kept = s.ownedBy(ses)
+	}
 	keys, _ := s.ephemerals.collect(prefix)
 	for _, k := range keys {
 		s.removeNode(string(k[len(prefix):]), zx)
 	}
 	s.sessions.del(prefix)
+	s.reserve(kept)
 	s.changed(Change{Kind: SessionEnded, ZXID: zx, Session: ses.ID, Broker: ses.Broker})
 	return &statepb.Result{Zxid: int64(zx)}
 }
@@ -62,7 +68,7 @@ func (s *State) closeSession(c *statepb.CloseSession) *statepb.Result {
 func (s *State) expireSessions(c *statepb.ExpireSessions) *statepb.Result {
 	res := &statepb.Result{}
 	for _, one := range c.Sessions {
-		res.Parts = append(res.Parts, s.closeSession(one))
+		res.Parts = append(res.Parts, s.closeSession(one, true))
 	}
 	res.Zxid = int64(s.meta.ZXID)
 	return res
@@ -95,7 +101,7 @@ func (s *State) removeNode(path string, zx id.ZXID) {
 	}
 	parent, _ := SplitPath(path)
 	s.bumpParent(parent, -1, zx)
-	s.changed(Change{Kind: ZnodeDeleted, ZXID: zx, Path: path})
+	s.changed(Change{Kind: ZnodeDeleted, ZXID: zx, Path: path, Session: id.SessionID(z.Stat.EphemeralOwner)})
 	s.noteGroup(path)
 }
 
@@ -136,6 +142,9 @@ func (s *State) noteGroup(path string) {
 		}
 		g, had := s.groups.get([]byte(p.Group))
 		_, there := s.znodes.get(znodeKey("/consumers/" + p.Group))
+		if !there {
+			s.dropLegacy(p.Group)
+		}
 		if there && !had {
 			s.moveGroup(p.Group)
 		} else if !there && had && !g.Classic() {
@@ -245,7 +254,7 @@ func (s *State) exists(path string) bool {
 	return s.isOffset(path)
 }
 
-func (s *State) deleteZnode(c *statepb.DeleteZnode) *statepb.Result {
+func (s *State) deleteZnode(session int64, c *statepb.DeleteZnode) *statepb.Result {
 	if why := ValidPath(c.Path); why != "" || c.Path == "/" {
 		return s.refuse(statepb.Code_INVALID, "%q cannot be deleted", c.Path)
 	}
@@ -259,6 +268,8 @@ func (s *State) deleteZnode(c *statepb.DeleteZnode) *statepb.Result {
 	switch {
 	case !ok:
 		return s.refuse(statepb.Code_NO_NODE, "%s does not exist", c.Path)
+	case s.guardDelete(session, ParsePath(c.Path), z) != nil:
+		return s.guardDelete(session, ParsePath(c.Path), z)
 	case c.Version != -1 && z.Stat.Version != c.Version:
 		return s.refuse(statepb.Code_BAD_VERSION, "%s is at version %d", c.Path, z.Stat.Version)
 	case z.Stat.Children > 0:

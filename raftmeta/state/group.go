@@ -94,6 +94,8 @@ type Rebalance struct {
 	Joined, Left  []string
 	WaitedMs      int64
 	WaitedFor     string
+	Kind          string   // KindLegacy; "": classic or consumer members
+	Holds         []string // requests that were held for it
 }
 
 // MaxRebalances bounds how many Rebalances a group keeps.
@@ -227,6 +229,10 @@ func (r *Rebalance) encode(e *enc) {
 	}
 	e.i64(9, r.WaitedMs)
 	e.str(10, r.WaitedFor)
+	e.str(11, r.Kind)
+	for _, h := range r.Holds {
+		e.put(12, []byte(h))
+	}
 }
 
 func (r *Rebalance) decode(d *dec) {
@@ -252,6 +258,10 @@ func (r *Rebalance) decode(d *dec) {
 			r.WaitedMs = d.i64()
 		case 10:
 			r.WaitedFor = d.str()
+		case 11:
+			r.Kind = d.str()
+		case 12:
+			r.Holds = append(r.Holds, d.str())
 		default:
 			d.unknown()
 		}

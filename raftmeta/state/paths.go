@@ -92,7 +92,10 @@ func ParsePath(path string) Path {
 	return p
 }
 
-// ConfigType reports whether entities of a type are rows.
+// GroupConfigs is the type of configuration entities that are groups: old clients do not know it, so it is on no path.
+const GroupConfigs = "groups"
+
+// ConfigType reports whether entities of a type are rows that are shown below /config.
 func ConfigType(t string) bool {
 	return t == "topics" || t == "clients" || t == "users" || t == "brokers"
 }

@@ -437,6 +437,7 @@ type Session struct {
 	TimeoutMs   int32
 	AttachEpoch uint64      // raised by every attach; writes carry it
 	Broker      id.BrokerID // where its connection is
+	Host        string      // the client's address at its newest connection; "": unknown
 }
 
 func (s *Session) encode(e *enc) {
@@ -445,6 +446,7 @@ func (s *Session) encode(e *enc) {
 	e.i64(3, int64(s.TimeoutMs))
 	e.u64(4, s.AttachEpoch)
 	e.i64(5, int64(s.Broker))
+	e.str(6, s.Host)
 }
 
 func (s *Session) decode(d *dec) {
@@ -460,6 +462,8 @@ func (s *Session) decode(d *dec) {
 			s.AttachEpoch = d.u64()
 		case 5:
 			s.Broker = id.BrokerID(d.i32())
+		case 6:
+			s.Host = d.str()
 		default:
 			d.unknown()
 		}

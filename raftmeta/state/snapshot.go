@@ -128,6 +128,8 @@ func (n *Snapshot) WriteTo(out io.Writer) (int64, error) {
 	writeSection(w, tZnodes, v.znodes)
 	writeSection(w, tGroups, v.groups)
 	writeSection(w, tOffsets, v.offsets)
+	writeSection(w, tLegacies, v.legacies)
+	writeSection(w, tFences, v.fences)
 	w.write([]byte{0})
 	sum := w.sum.Sum(nil)
 	w.write(sum)
@@ -320,6 +322,10 @@ func (s *State) restoreSection(r *snapReader, table byte) error {
 		return readSection(r, s.groups, nil)
 	case tOffsets:
 		return readSection(r, s.offsets, nil)
+	case tLegacies:
+		return readSection(r, s.legacies, nil)
+	case tFences:
+		return readSection(r, s.fences, nil)
 	}
 	return fmt.Errorf("%w: unknown section %d (written by a newer build)", ErrSnapshot, table)
 }

@@ -41,7 +41,7 @@ func newer(format string, args ...any) *Newer { return &Newer{Why: fmt.Sprintf(f
 type Change struct {
 	Kind      ChangeKind
 	ZXID      id.ZXID
-	Path      string // of Znode kinds
+	Path      string // of Znode kinds, and of GenerationShown
 	Type      string // of Config kinds
 	Name      string // of Config kinds
 	Group     string // of Offset and Group kinds
@@ -49,7 +49,7 @@ type Change struct {
 	TopicID   id.TopicID
 	Partition int32
 	Broker    id.BrokerID
-	Session   id.SessionID
+	Session   id.SessionID // of Session kinds; of ZnodeDeleted: whose ephemeral it was
 }
 
 // ChangeKind tells which fields of a Change are set.
@@ -78,7 +78,8 @@ const (
 	OffsetChanged
 	OffsetDeleted
 	ControllerChanged
-	GroupChanged // classic members, generation or assignment; also the group's end
+	GroupChanged    // classic members, generation or assignment; also the group's end
+	GenerationShown // members of Group see something else at Path
 )
 
 // Settled is what one command of an entry came to.
@@ -118,6 +119,8 @@ type State struct {
 	ephemerals *table[marker, *marker]
 	groups     *table[Group, *Group]
 	offsets    *table[offsets, *offsets]
+	legacies   *table[Legacy, *Legacy]
+	fences     *table[Fence, *Fence]
 
 	sum     *uint64
 	wallMs  int64
@@ -145,13 +148,15 @@ func (s *State) open(v *View) {
 	s.ephemerals = newTable[marker](tEphemerals, v.ephemerals)
 	s.groups = newTable[Group](tGroups, v.groups)
 	s.offsets = newTable[offsets](tOffsets, v.offsets)
+	s.legacies = newTable[Legacy](tLegacies, v.legacies)
+	s.fences = newTable[Fence](tFences, v.fences)
 }
 
 // TrackHash starts the incremental state hash. Call it on a new State only; it costs a hash per changed row.
 func (s *State) TrackHash() {
 	s.sum = new(uint64)
 	for _, p := range []**uint64{&s.brokers.sum, &s.topics.sum, &s.names.sum, &s.partitions.sum, &s.configs.sum,
-		&s.sessions.sum, &s.znodes.sum, &s.ephemerals.sum, &s.groups.sum, &s.offsets.sum} {
+		&s.sessions.sum, &s.znodes.sum, &s.ephemerals.sum, &s.groups.sum, &s.offsets.sum, &s.legacies.sum, &s.fences.sum} {
 		*p = s.sum
 	}
 }
@@ -223,6 +228,7 @@ func (s *State) freeze() *View {
 		brokers: s.brokers.freeze(), topics: s.topics.freeze(), names: s.names.freeze(), partitions: s.partitions.freeze(),
 		configs: s.configs.freeze(), sessions: s.sessions.freeze(), znodes: s.znodes.freeze(),
 		ephemerals: s.ephemerals.freeze(), groups: s.groups.freeze(), offsets: s.offsets.freeze(),
+		legacies: s.legacies.freeze(), fences: s.fences.freeze(),
 	}
 }
 
@@ -320,13 +326,13 @@ func (s *State) body(c *statepb.Command) *statepb.Result {
 	case *statepb.Command_AttachSession:
 		return s.attachSession(b.AttachSession)
 	case *statepb.Command_CloseSession:
-		return s.closeSession(b.CloseSession)
+		return s.closeSession(b.CloseSession, false)
 	case *statepb.Command_ExpireSessions:
 		return s.expireSessions(b.ExpireSessions)
 	case *statepb.Command_CreateZnode:
 		return s.createZnode(origin, b.CreateZnode)
 	case *statepb.Command_DeleteZnode:
-		return s.deleteZnode(b.DeleteZnode)
+		return s.deleteZnode(origin, b.DeleteZnode)
 	case *statepb.Command_SetZnode:
 		return s.setZnode(b.SetZnode)
 	case *statepb.Command_SetAcl:
@@ -343,6 +349,16 @@ func (s *State) body(c *statepb.Command) *statepb.Result {
 		return s.putGroup(b.PutGroup)
 	case *statepb.Command_DeleteGroup:
 		return s.deleteGroup(b.DeleteGroup)
+	case *statepb.Command_PublishGeneration:
+		return s.publishGeneration(b.PublishGeneration)
+	case *statepb.Command_CompleteGeneration:
+		return s.completeGeneration(b.CompleteGeneration)
+	case *statepb.Command_ReleaseOwners:
+		return s.releaseOwners(b.ReleaseOwners)
+	case *statepb.Command_FenceFetches:
+		return s.fenceFetches(b.FenceFetches)
+	case *statepb.Command_AwaitOffsets:
+		return s.refuse(statepb.Code_INVALID, "a question to the coordinator is no command")
 	}
 	if r := s.levelTwo(c); r != nil {
 		return r

@@ -28,6 +28,8 @@ const (
 	tGroups
 	tOffsets
 	tTopicNames
+	tLegacies
+	tFences
 )
 
 // table is one writable radix tree; Apply is its only user.

@@ -23,6 +23,8 @@ type View struct {
 	ephemerals *iradix.Tree[*marker]
 	groups     *iradix.Tree[*Group]
 	offsets    *iradix.Tree[*offsets]
+	legacies   *iradix.Tree[*Legacy]
+	fences     *iradix.Tree[*Fence]
 }
 
 // Index is the last Raft entry that the view shows, Term that entry's term.

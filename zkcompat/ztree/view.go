@@ -188,7 +188,7 @@ func directoryStat(czxid, pzxid, ctime int64, children int32) Stat {
 func (v View) config(rest string) (Node, bool) {
 	typ, name, _ := strings.Cut(rest, "/")
 	c, ok := v.s.Config(typ, name)
-	if !ok {
+	if !ok || !state.ConfigType(typ) {
 		return Node{}, false
 	}
 	data := configJSON(c)

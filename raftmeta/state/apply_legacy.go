@@ -1,0 +1,374 @@
+package state
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+// poolOwner is the ephemeral owner that pool registrations show: no session's, and no broker's.
+const poolOwner = brokerOwner | 1<<40
+
+func (s *State) gateOn(group string, g Gate) bool {
+	c, ok := s.configs.get(keyParts(GroupConfigs, group))
+	return !ok || gateOn(c, g)
+}
+
+// memberOf is View.MemberOf while the entry is being applied.
+func (s *State) memberOf(session int64, group string) (memberID string, ok bool) {
+	if session == 0 {
+		return "", false
+	}
+	prefix := ephemeralKey(session, "/consumers/"+group+"/ids/")
+	s.ephemerals.txn.Root().WalkPrefix(prefix, func(k []byte, _ *marker) bool {
+		memberID, ok = string(k[len(prefix):]), true
+		return true
+	})
+	return memberID, ok
+}
+
+// publishGeneration makes what the coordinator chose from the raw tree the view of a group's members.
+func (s *State) publishGeneration(c *statepb.PublishGeneration) *statepb.Result {
+	old, ok := s.legacies.get([]byte(c.Group))
+	if !ok {
+		old = &Legacy{Group: c.Group}
+	}
+	head, hasHead := s.groups.get([]byte(c.Group))
+	switch {
+	case ValidGroupID(c.Group) != "" || !hasHead:
+		return s.refuse(statepb.Code_UNKNOWN_GROUP, "there is no group %s", c.Group)
+	case c.Generation != old.Number+1, c.GroupVersion != 0 && head.Version != c.GroupVersion:
+		return s.refuse(statepb.Code_STALE, "group %s has changed", c.Group)
+	}
+	zx := s.zxid()
+	g := &Legacy{Group: c.Group, Number: c.Generation, Index: uint64(s.index), Zxid: zx, Withdrawn: c.Withdraw, IDs: old.IDs,
+		AllTopics: c.AllTopics, AllZxid: old.AllZxid, Reserved: old.Reserved}
+	if !c.Withdraw {
+		s.showMembers(g, old, c, zx)
+		s.showTopics(g, c, zx, old)
+	}
+	g.Complete = len(g.Members) == 0
+	s.legacies.put([]byte(c.Group), g)
+	s.tellShown(old, g, zx)
+	s.explain(c.Group, generationRecord(s.wallMs, old, g, c.Rebalance))
+	return &statepb.Result{Zxid: int64(zx), Value: int64(g.Number)}
+}
+
+func (s *State) showMembers(g, old *Legacy, c *statepb.PublishGeneration, zx id.ZXID) {
+	dir := "/consumers/" + c.Group + "/ids"
+	for _, memberID := range c.Members {
+		if z, ok := s.znodes.get(znodeKey(dir + "/" + memberID)); ok && !z.Null {
+			g.Members = append(g.Members, &Shown{ID: memberID, Node: *z})
+		}
+	}
+	for _, p := range c.Pool {
+		if m := old.Shows(p.Id); m != nil && m.Pool && bytes.Equal(registrationTopics(m.Node.Data), poolTopics(p)) {
+			g.Members = append(g.Members, m)
+			continue
+		}
+		z := Znode{Data: fmt.Appendf(nil, `{"version":1,"subscription":%s,"pattern":"static","timestamp":"%d"}`, poolTopics(p), s.wallMs),
+			Stat: s.newStat(zx, poolOwner), Dialect: DialectJVM}
+		g.Members = append(g.Members, &Shown{ID: p.Id, Pool: true, Node: z})
+	}
+	slices.SortFunc(g.Members, func(a, b *Shown) int { return cmp.Compare(a.ID, b.ID) })
+	g.Members = slices.CompactFunc(g.Members, func(a, b *Shown) bool { return a.ID == b.ID })
+	if old.Number > 0 && !old.Withdrawn && slices.EqualFunc(old.Members, g.Members, func(a, b *Shown) bool { return a.ID == b.ID }) {
+		return
+	}
+	if z, ok := s.znodes.get(znodeKey(dir)); ok {
+		g.IDs = z.Stat
+	}
+	g.IDs.Pzxid, g.IDs.Children = zx, int32(len(g.Members))
+}
+
+// poolTopics is the subscription of a pool registration.
+func poolTopics(p *statepb.PoolMember) []byte {
+	topics := slices.Sorted(slices.Values(p.Topics))
+	b := []byte{'{'}
+	for i, t := range topics {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(strconv.AppendQuote(b, t), ":1"...)
+	}
+	return append(b, '}')
+}
+
+func registrationTopics(raw []byte) []byte {
+	_, rest, _ := bytes.Cut(raw, []byte(`"subscription":`))
+	topics, _, _ := bytes.Cut(rest, []byte(`,"pattern"`))
+	return topics
+}
+
+func (s *State) showTopics(g *Legacy, c *statepb.PublishGeneration, zx id.ZXID, old *Legacy) {
+	names := slices.Clone(c.Topics)
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		st := ShownTopic{Name: name}
+		if t, ok := s.topics.get([]byte(name)); ok {
+			st.ID, st.Partitions = t.ID, t.Partitions
+		}
+		g.Topics = append(g.Topics, st)
+	}
+	if !c.AllTopics {
+		return
+	}
+	_, all := s.topics.collect(nil)
+	for _, t := range all {
+		if !InternalTopic(t.Name) {
+			g.All = append(g.All, t.Name)
+		}
+	}
+	if !old.AllTopics || old.Withdrawn || !slices.Equal(old.All, g.All) {
+		g.AllZxid = zx
+	}
+}
+
+// tellShown names the paths at which members see something else than before.
+func (s *State) tellShown(old, g *Legacy, zx id.ZXID) {
+	tell := func(path string) { s.changed(Change{Kind: GenerationShown, ZXID: zx, Group: g.Group, Path: path}) }
+	all := old.Number == 0 || old.Withdrawn || g.Withdrawn // what they saw was the raw tree, or will be
+	ids := "/consumers/" + g.Group + "/ids"
+	if all || old.IDs.Pzxid != g.IDs.Pzxid {
+		tell(ids)
+	}
+	for _, m := range g.Members {
+		if o := old.Shows(m.ID); !all && o != nil && o.Node.Stat.Mzxid != m.Node.Stat.Mzxid {
+			tell(ids + "/" + m.ID)
+		}
+	}
+	for _, m := range old.Members {
+		if g.Shows(m.ID) == nil {
+			tell(ids + "/" + m.ID)
+		}
+	}
+	for _, t := range g.Topics {
+		if o, ok := old.Topic(t.Name); all || !ok || o != t {
+			tell("/brokers/topics/" + t.Name)
+			tell("/brokers/topics/" + t.Name + "/partitions")
+		}
+	}
+	for _, t := range old.Topics {
+		if _, ok := g.Topic(t.Name); !ok {
+			tell("/brokers/topics/" + t.Name)
+			tell("/brokers/topics/" + t.Name + "/partitions")
+		}
+	}
+	if old.AllTopics || g.AllTopics {
+		if all || old.AllTopics != g.AllTopics || old.AllZxid != g.AllZxid {
+			tell("/brokers/topics")
+		}
+	}
+}
+
+// KindLegacy is the kind of a rebalance of znode members.
+const KindLegacy = "legacy"
+
+func generationRecord(wallMs int64, old, g *Legacy, r *statepb.Rebalance) *Rebalance {
+	out := &Rebalance{WallMs: wallMs, Kind: KindLegacy, Generation: g.Number, Cause: r.GetCause(), Text: r.GetText(),
+		Before: int32(len(old.Members)), After: int32(len(g.Members)), WaitedMs: r.GetWaitedMs(), WaitedFor: r.GetWaitedFor(), Holds: r.GetHolds()}
+	for _, m := range g.Members {
+		if old.Shows(m.ID) == nil {
+			out.Joined = append(out.Joined, m.ID)
+		}
+	}
+	for _, m := range old.Members {
+		if g.Shows(m.ID) == nil {
+			out.Left = append(out.Left, m.ID)
+		}
+	}
+	return out
+}
+
+// explain adds a record to a group's head.
+func (s *State) explain(group string, r *Rebalance) {
+	old, ok := s.groups.get([]byte(group))
+	if !ok {
+		return
+	}
+	g := *old
+	g.Version = uint64(s.index)
+	g.Rebalances = append(slices.Clone(g.Rebalances[max(0, len(g.Rebalances)+1-MaxRebalances):]), r)
+	s.putRow(&g)
+	s.changed(Change{Kind: GroupChanged, Group: group})
+}
+
+// completeGeneration closes a generation and its record.
+func (s *State) completeGeneration(c *statepb.CompleteGeneration) *statepb.Result {
+	old, ok := s.legacies.get([]byte(c.Group))
+	if !ok || old.Number != c.Generation || old.Complete {
+		return s.refuse(statepb.Code_STALE, "generation %d of group %s is not being claimed", c.Generation, c.Group)
+	}
+	g := *old
+	g.Complete = true
+	s.legacies.put([]byte(c.Group), &g)
+	head, ok := s.groups.get([]byte(c.Group))
+	if ok && c.Rebalance != nil {
+		for i := len(head.Rebalances) - 1; i >= 0; i-- {
+			if r := head.Rebalances[i]; r.Kind == KindLegacy && r.Generation == c.Generation {
+				told := *r
+				told.WaitedMs, told.WaitedFor, told.Holds = c.Rebalance.WaitedMs, c.Rebalance.WaitedFor, c.Rebalance.Holds
+				h := *head
+				h.Rebalances = slices.Clone(head.Rebalances)
+				h.Rebalances[i] = &told
+				s.putRow(&h)
+				break
+			}
+		}
+	}
+	s.changed(Change{Kind: GroupChanged, Group: c.Group})
+	return &statepb.Result{Zxid: int64(s.meta.ZXID)}
+}
+
+// owned is what a session has in groups: found before its nodes go.
+type owned struct {
+	group   string
+	reserve []*Reservation
+}
+
+// ownedBy lists the partitions that a session which expires owns as a member of groups whose gate is on.
+func (s *State) ownedBy(ses *Session) []owned {
+	var all []owned
+	keys, _ := s.ephemerals.collect(ephemeralKey(int64(ses.ID), "/consumers/"))
+	for _, k := range keys {
+		p := ParsePath(string(k[8:]))
+		if p.Kind != PathOwner {
+			continue
+		}
+		member, ok := s.memberOf(int64(ses.ID), p.Group)
+		z, there := s.znodes.get(znodeKey(string(k[8:])))
+		if !ok || !there || z.Partition < 0 || !s.gateOn(p.Group, GateReservation) {
+			continue
+		}
+		if n := len(all); n == 0 || all[n-1].group != p.Group {
+			all = append(all, owned{group: p.Group})
+		}
+		o := &all[len(all)-1]
+		o.reserve = append(o.reserve, &Reservation{Topic: p.Topic, Name: p.Name, Partition: z.Partition, Member: member, Host: ses.Host,
+			Session: ses.ID, TimeoutMs: ses.TimeoutMs, SinceMs: s.meta.ClockMs})
+	}
+	return all
+}
+
+// reserve keeps what an expired session owned.
+func (s *State) reserve(all []owned) {
+	for _, o := range all {
+		g := Legacy{Group: o.group}
+		if old, ok := s.legacies.get([]byte(o.group)); ok {
+			g = *old
+		}
+		g.Reserved = append(slices.Clone(g.Reserved), o.reserve...)
+		s.legacies.put([]byte(o.group), &g)
+		s.changed(Change{Kind: GroupChanged, Group: o.group})
+	}
+}
+
+// unreserve drops reservations; what is left of a group that has nothing else goes too.
+func (s *State) unreserve(group string, drop func(*Reservation) bool) {
+	old, ok := s.legacies.get([]byte(group))
+	if !ok || !slices.ContainsFunc(old.Reserved, drop) {
+		return
+	}
+	g := *old
+	g.Reserved = slices.DeleteFunc(slices.Clone(old.Reserved), drop)
+	if g.Number == 0 && len(g.Reserved) == 0 {
+		s.legacies.del([]byte(group))
+	} else {
+		s.legacies.put([]byte(group), &g)
+	}
+	s.changed(Change{Kind: GroupChanged, Group: group})
+}
+
+func (s *State) releaseOwners(c *statepb.ReleaseOwners) *statepb.Result {
+	s.unreserve(c.Group, func(r *Reservation) bool {
+		return int64(r.Session) == c.Session && slices.ContainsFunc(c.Owned, func(o *statepb.OwnedPartition) bool {
+			return o.Topic == r.Topic && o.Partition == r.Partition
+		})
+	})
+	return &statepb.Result{Zxid: int64(s.meta.ZXID)}
+}
+
+// checkClaim keeps P3 for partitions, whatever their owners are called: nil lets the claim in.
+func (s *State) checkClaim(session int64, c *statepb.ClaimOwner) *statepb.Result {
+	partition, _ := claimPartition(c.Name)
+	if partition < 0 {
+		return nil
+	}
+	dir := "/consumers/" + c.Group + "/owners/" + c.Topic + "/"
+	number := strconv.Itoa(int(partition))
+	names := []string{number}
+	_, brokers := s.brokers.collect(nil)
+	for _, b := range brokers { // pykafka's name of it moves with the leadership
+		names = append(names, strconv.Itoa(int(b.ID))+"-"+number)
+	}
+	for _, name := range names {
+		if z, ok := s.znodes.get(znodeKey(dir + name)); ok && name != c.Name && z.Stat.EphemeralOwner != session {
+			return s.refuse(statepb.Code_NODE_EXISTS, "partition %s of %s has an owner: %s%s", number, c.Topic, dir, name)
+		}
+	}
+	g, _ := s.legacies.get([]byte(c.Group))
+	if r := g.Reservation(c.Topic, partition); r != nil && s.gateOn(c.Group, GateReservation) {
+		if member, ok := s.memberOf(session, c.Group); !ok || member != r.Member {
+			return s.refuse(statepb.Code_NODE_EXISTS, "partition %s of %s is reserved for %s, whose session expired", number, c.Topic, r.Member)
+		}
+	}
+	return nil
+}
+
+// claimed ends what stood between a partition and its owner.
+func (s *State) claimed(session int64, c *statepb.ClaimOwner) {
+	partition, _ := claimPartition(c.Name)
+	s.unreserve(c.Group, func(r *Reservation) bool { return r.Topic == c.Topic && r.Partition == partition })
+	member, _ := s.memberOf(session, c.Group)
+	s.liftFences(func(f *Fence) bool {
+		return f.Group == c.Group && f.Member == member && f.Topic == OwnersTopic(c.Topic) && f.Partition == partition
+	})
+}
+
+func (s *State) liftFences(drop func(*Fence) bool) {
+	keys, rows := s.fences.collect(nil)
+	for i, f := range rows {
+		if drop(f) {
+			s.fences.del(keys[i])
+		}
+	}
+}
+
+func (s *State) fenceFetches(c *statepb.FenceFetches) *statepb.Result {
+	for _, f := range c.Fetches {
+		key := fenceKey(id.BrokerID(f.Broker), f.Conn, f.Topic, f.Partition)
+		if c.Lift {
+			s.fences.del(key)
+			continue
+		}
+		s.fences.put(key, &Fence{Broker: id.BrokerID(f.Broker), Epoch: id.BrokerEpoch(f.Epoch), Conn: f.Conn, Topic: f.Topic,
+			Partition: f.Partition, Group: c.Group, Member: c.Member})
+	}
+	return &statepb.Result{Zxid: int64(s.meta.ZXID)}
+}
+
+// dropLegacy forgets a group that is gone.
+func (s *State) dropLegacy(group string) {
+	s.legacies.del([]byte(group))
+	s.liftFences(func(f *Fence) bool { return f.Group == group })
+}
+
+// guardDelete is nil when a session may delete an owner znode: its own, one that tools clean up, one of a former session of the same
+// consumer. Members of old libraries delete blindly what they once had (zk-paths.md 6.4); NONODE is success to them.
+func (s *State) guardDelete(session int64, p Path, z *Znode) *statepb.Result {
+	owner := z.Stat.EphemeralOwner
+	if p.Kind != PathOwner || session == 0 || owner == 0 || owner == session || !s.gateOn(p.Group, GateDelete) {
+		return nil
+	}
+	member, ok := s.memberOf(session, p.Group)
+	if !ok || string(z.Data) == member || strings.HasPrefix(string(z.Data), member+"-") {
+		return nil
+	}
+	return s.refuse(statepb.Code_NO_NODE, "%s belongs to another member", "/consumers/"+p.Group+"/owners/"+p.Topic+"/"+p.Name)
+}
