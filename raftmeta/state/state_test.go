@@ -2,6 +2,7 @@ package state
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -486,6 +487,102 @@ func TestTopicNames(t *testing.T) {
 		strings.Repeat("a", 249): false, strings.Repeat("a", 250): true, "a/b": true} {
 		if why := ValidTopicName(name); (why != "") != bad {
 			t.Errorf("%q: %q", name, why)
+		}
+	}
+}
+
+// A new data directory may take the id of a fenced broker. It has none of the old one's records, so it leaves every ISR in the
+// same entry; where the old one was the last of an ISR, nobody leads until an operator decides.
+func TestNewDirectoryTakesAFencedID(t *testing.T) {
+	f := newFold(t)
+	first := f.broker(1, "a")
+	f.broker(2, "a")
+	f.ok(mkTopic("t", 1, []int32{1, 2}, []int32{1}))
+	other := func() *pb.Command {
+		c := register(1, "dir-new", "b")
+		c.GetRegisterBroker().KeepsLog = true
+		return c
+	}
+	f.want(pb.Code_INVALID, other()) // the old one is live
+	f.want(pb.Code_INVALID, register(3, "dir-1", "b"))
+	f.ok(&pb.Command{Body: &pb.Command_FenceBroker{FenceBroker: &pb.FenceBroker{Broker: 1, Epoch: first.Epoch, Proven: true}}})
+	next := f.ok(other())
+	if b, _ := f.s.View().Broker(1); b.Directory != "dir-new" || next.Epoch == first.Epoch {
+		t.Fatalf("%+v", b)
+	}
+	if p := f.part("t", 0); p.Leader != 2 || !slices.Equal(p.ISR, []id.BrokerID{2}) {
+		t.Errorf("partition 0: %+v", p)
+	}
+	if p := f.part("t", 1); p.Leader != id.NoBroker || slices.Contains(p.ISR, 1) {
+		t.Errorf("an empty directory leads what its predecessor was the last to hold: %+v", p)
+	}
+	roundTrip(t, f.s)
+}
+
+// Kept results are bounded: a proposer that never says what it has seen is refused, and goes on when it does.
+func TestLaneResultsAreBounded(t *testing.T) {
+	f := newFold(t)
+	l := f.broker(1, "a").Epoch
+	tick := func(seq, seen uint64) *pb.Command {
+		return &pb.Command{Lane: l, Seq: seq, Seen: seen, Body: &pb.Command_Tick{Tick: &pb.Tick{}}}
+	}
+	for seq := uint64(1); seq <= MaxLaneResults; {
+		var batch []*pb.Command
+		for ; seq <= MaxLaneResults && len(batch) < 1000; seq++ {
+			batch = append(batch, tick(seq, 0))
+		}
+		for _, r := range f.do(batch...) {
+			if r.Code != pb.Code_OK {
+				t.Fatal(r)
+			}
+		}
+	}
+	f.want(pb.Code_LANE_GAP, tick(MaxLaneResults+1, 0))
+	f.ok(tick(MaxLaneResults+1, MaxLaneResults/2))
+	f.want(pb.Code_LANE_GAP, tick(MaxLaneResults/2, 0)) // its result was seen: there is nothing to answer
+	roundTrip(t, f.s)
+}
+
+// Owners of the brokers' znodes are no sessions: no session ever has such an id, and none can own such a node.
+func TestBrokerZnodesHaveReservedOwners(t *testing.T) {
+	f := newFold(t)
+	f.broker(7, "a")
+	f.ok(&pb.Command{Term: uint64(f.term), Body: &pb.Command_TermStarted{TermStarted: &pb.TermStarted{Broker: 7}}})
+	ses := f.ok(session())
+	b, _ := f.s.View().Broker(7)
+	z, ok := f.s.View().Znode("/controller")
+	if !ok || b.Stat.EphemeralOwner != brokerOwner|7 || z.Stat.EphemeralOwner != brokerOwner|7 || ses.Value >= brokerOwner || ses.Value <= 0 {
+		t.Fatalf("broker %x, controller %x, session %x", b.Stat.EphemeralOwner, z.Stat.EphemeralOwner, ses.Value)
+	}
+	f.want(pb.Code_SESSION_EXPIRED, ephemeral(brokerOwner|7, 1, "/mine"))
+	if again := roundTrip(t, f.s); len(again.View().Ephemerals(id.SessionID(brokerOwner|7))) != 0 {
+		t.Fatal("a broker's znode is some session's ephemeral")
+	}
+}
+
+// What a newer build wrote is refused by name, not skipped: an unknown section, format, level, field of a header or row.
+func TestSnapshotOfANewerBuildIsRefused(t *testing.T) {
+	f := newFold(t)
+	f.ok(create("/a", "1"))
+	good := snapshotBytes(t, f.s).Bytes()
+	end := len(good) - 33 // the closing zero and the checksum
+	if good[end] != 0 {
+		t.Fatal("a snapshot does not end as this test knows it")
+	}
+	section := slices.Concat(good[:end], []byte{0x77, 0}, good[end:])
+	sum := sha256.Sum256(section[:len(section)-32])
+	copy(section[len(section)-32:], sum[:])
+	if _, err := Restore(bytes.NewReader(section), false); !errors.Is(err, ErrSnapshot) || !strings.Contains(err.Error(), "unknown section") {
+		t.Errorf("an unknown section: %v", err)
+	}
+	for what, header := range map[string][]byte{
+		"a format":       {1 << 3, snapshotFormat + 1, 2 << 3, 1},
+		"a level":        {1 << 3, snapshotFormat, 2 << 3, MaxLevel + 1},
+		"a header field": {1 << 3, snapshotFormat, 2 << 3, 1, 9 << 3, 1},
+	} {
+		in := slices.Concat([]byte(snapshotMagic), []byte{byte(len(header))}, header)
+		if _, err := Restore(bytes.NewReader(in), false); !errors.Is(err, ErrSnapshot) || strings.Contains(err.Error(), "end") {
+			t.Errorf("%s of a newer build: %v", what, err)
 		}
 	}
 }
