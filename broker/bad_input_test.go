@@ -91,9 +91,9 @@ func TestBrokenFramesCloseWithOneLine(t *testing.T) {
 			b := bytes.Clone(whole[:len(whole)-4])
 			binary.BigEndian.PutUint32(b, uint32(len(b)-4))
 			return b
-		}(), false, "cannot be decoded"},
+		}(), false, "cannot be decoded: cut off"},
 		{"client id longer than the frame", append(head(10, 3, 1), 0x7f, 0xff), false, "cannot be decoded"},
-		{"array of two billion", append(append(head(17, 3, 1), client...), 0x7f, 0xff, 0xff, 0xff), false, "cannot be decoded"},
+		{"array of two billion", append(append(head(17, 3, 1), client...), 0x7f, 0xff, 0xff, 0xff), false, "cannot be decoded: it ends"},
 		{"header tags without end", append(append(head(18, 3, 9), client...), 0xff, 0xff, 0xff, 0xff, 0x0f), false, "cannot be decoded"},
 	}
 	f := start(t, nil)
@@ -305,6 +305,28 @@ func TestAcksZeroErrorClosesTheConnection(t *testing.T) {
 	l, _ := f.parts.log("t", 0)
 	if l.end != 1 {
 		t.Errorf("end %d", l.end)
+	}
+}
+
+// Old producers ask for a number of replicas (request.required.acks=2): more than one means all that are in sync, which is
+// never less (decisions.md 12).
+func TestMoreThanOneAckMeansAll(t *testing.T) {
+	f := start(t, nil)
+	c := f.dial(t)
+	if got := createTopic(c, 5, "t", 1, 1, nil); got.ErrorCode != 0 {
+		t.Fatalf("%+v", got)
+	}
+	for _, acks := range []int16{1, 2, 3, 32767, -1} {
+		for _, version := range []int16{0, 2, 9} {
+			if got := produced1(c, produceOne(version, acks, "t", 0, batch(t, "x"))); got.ErrorCode != 0 {
+				t.Errorf("acks %d, version %d: error %d", acks, version, got.ErrorCode)
+			}
+			f.parts.mu.Lock()
+			if all := f.parts.acks == -1; all != (acks != 1) {
+				t.Errorf("acks %d is passed on as %d", acks, f.parts.acks)
+			}
+			f.parts.mu.Unlock()
+		}
 	}
 }
 

@@ -199,7 +199,10 @@ func decode(a *api, f *frame, cl *call) (kmsg.Request, error) {
 			return nil, err
 		}
 	}
-	return req, req.ReadFrom(body)
+	if req.ReadFrom(body) != nil { // kmsg knows one error, whose text speaks of a response
+		return nil, errors.New("it ends in the middle of a field, or a length in it is wrong")
+	}
+	return req, nil
 }
 
 // room waits until the requests read ahead leave room for n more bytes; one request always has room.

@@ -103,6 +103,7 @@ type fakePartitions struct {
 	news  chan struct{}          // closed at each append
 	hold  chan struct{}          // when set, acks wait until it is closed
 	gone  []uint64               // connections that ended
+	acks  int16                  // of the last append
 	looks atomic.Int64           // calls of ListOffset
 	last  partition.FetchRequest // the last long poll
 }
@@ -134,6 +135,7 @@ func (f *fakePartitions) BeginAppend(items []partition.AppendItem, acks int16) A
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	a := &fakeAppending{hold: f.hold}
+	f.acks = acks
 	if acks != -1 {
 		a.hold = nil
 	}
