@@ -19,6 +19,9 @@ type Tree interface {
 	Node(path string, o ztree.Observer) (ztree.Node, bool)
 	// Children appends the names below path to names, in any order, and returns the node's stat too.
 	Children(path string, o ztree.Observer, names []string) ([]string, ztree.Stat, bool)
+	// Gated tells whether o is shown the node at path as a generation published it (group barriers), and by which change. What
+	// happens to the node itself is then no event for o: an Event of type Shown says when o is shown something else.
+	Gated(path string, o ztree.Observer) (since id.ZXID, gated bool)
 	// Session tells whether a session lives and which attachment is its newest.
 	Session(s id.SessionID) (attachEpoch uint64, ok bool)
 }
@@ -75,20 +78,16 @@ type Backend interface {
 	// Subscribe calls f once with the current tree (Reset) and then for every applied entry, in order, before the
 	// proposer of any of its commands is answered. f must not block. cancel returns when f will not run again.
 	Subscribe(f func(Update)) (cancel func())
-	// OpenSession makes a session; AttachSession takes over a living one from wherever it is attached.
-	OpenSession(ctx context.Context, timeout time.Duration) (Session, error)
-	AttachSession(ctx context.Context, s id.SessionID, password []byte) (Session, error)
+	// OpenSession makes a session; AttachSession takes over a living one from wherever it is attached. host is the client's address.
+	OpenSession(ctx context.Context, timeout time.Duration, host string) (Session, error)
+	AttachSession(ctx context.Context, s id.SessionID, password []byte, host string) (Session, error)
 	// CloseSession ends a session and its ephemerals.
 	CloseSession(ctx context.Context, c Caller) (Result, error)
 	// Write changes a node. It may be held for long: the queue's head is parked until it returns.
 	Write(ctx context.Context, c Caller, w Write) (Result, error)
+	// AwaitRead is called before a client reads the data of a node below /consumers. It may be held for long, as Write; the read is
+	// answered from a tree that has the index. An error means only that there is nothing to wait for.
+	AwaitRead(ctx context.Context, c Caller, path string) (id.Index, error)
 	// Sync returns an index that covers every write answered anywhere before the call.
 	Sync(ctx context.Context) (id.Index, error)
-}
-
-// Holds may keep changes from some sessions for a while (group barriers). A held event stays pending on its watch;
-// Server.Release then sends at most one event for all that happened meanwhile.
-type Holds interface {
-	// Held is called under the server's lock and must only look at memory of its own.
-	Held(o ztree.Observer, path string) bool
 }

@@ -78,6 +78,9 @@ func (c *conn) read(r request) {
 		c.readChildren(r, req, as)
 		return
 	}
+	if r.Op == jute.OpGetData && strings.HasPrefix(path, "/consumers/") && !c.awaitRead(path) {
+		return
+	}
 	var n ztree.Node
 	c.replyWith(func(t Tree) (int32, jute.Code) {
 		var ok bool
@@ -99,6 +102,18 @@ func (c *conn) read(r request) {
 		st := jute.Stat(n.Stat)
 		return st.Append(b)
 	})
+}
+
+// awaitRead holds a read until the backend lets it go; false when the connection ended meanwhile.
+func (c *conn) awaitRead(path string) bool {
+	index, err := c.s.cfg.Backend.AwaitRead(c.ctx, c.caller, path)
+	if err == nil {
+		err = c.s.awaitIndex(c.ctx, index)
+	}
+	if err != nil && c.ctx.Err() == nil {
+		c.warn("a read was not held", "path", path, "err", err)
+	}
+	return c.ctx.Err() == nil
 }
 
 func (c *conn) readChildren(r request, req jute.PathWatch, as string) {
@@ -131,7 +146,11 @@ func (c *conn) arm(t Tree, tab table, as, path string, absent bool) {
 	if path == "" {
 		path = "/"
 	}
-	n := c.s.watches.arm(tab, path, watch{c: c, as: as, zxid: int64(t.Zxid()), absent: absent})
+	seen := t.Zxid()
+	if since, gated := t.Gated(path, c.observer()); gated {
+		seen = since // what happened after it to the node itself was not shown
+	}
+	n := c.s.watches.arm(tab, path, watch{c: c, as: as, zxid: int64(seen), absent: absent})
 	if n > c.s.cfg.MaxWatches {
 		c.s.cfg.Log.Warn("zookeeper: too many watches on one connection, closing", "remote", c.nc.RemoteAddr(), "max", c.s.cfg.MaxWatches)
 		c.kill(fmt.Sprintf("it armed more than %d watches", c.s.cfg.MaxWatches))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/zkcompat/jute"
@@ -60,10 +61,14 @@ func (c *conn) catchUp(zxid int64) error {
 }
 
 func (c *conn) attach(ctx context.Context, req *jute.ConnectRequest) (Session, error) {
-	if req.SessionID == 0 {
-		return c.s.cfg.Backend.OpenSession(ctx, c.s.clamp(req.TimeoutMs))
+	host, _, err := net.SplitHostPort(c.nc.RemoteAddr().String())
+	if err != nil {
+		host = c.nc.RemoteAddr().String()
 	}
-	return c.s.cfg.Backend.AttachSession(ctx, id.SessionID(req.SessionID), req.Password)
+	if req.SessionID == 0 {
+		return c.s.cfg.Backend.OpenSession(ctx, c.s.clamp(req.TimeoutMs), host)
+	}
+	return c.s.cfg.Backend.AttachSession(ctx, id.SessionID(req.SessionID), req.Password, host)
 }
 
 // refuse says that the session is over, and closes.

@@ -44,6 +44,7 @@ type memTree struct {
 	zxid     id.ZXID
 	nodes    map[string]*memNode
 	sessions map[id.SessionID]memSession
+	gate     *memGate
 }
 
 func newMemBackend() *memBackend {
@@ -84,6 +85,20 @@ func (t *memTree) Children(path string, _ ztree.Observer, names []string) ([]str
 	return slices.AppendSeq(names, maps.Keys(n.children)), n.shown(), true
 }
 
+// Gated is what gate says: the session sees the nodes themselves, but is told of them only by Shown.
+func (t *memTree) Gated(path string, o ztree.Observer) (id.ZXID, bool) {
+	if t.gate == nil || o.Session != t.gate.session || path != t.gate.path {
+		return 0, false
+	}
+	return t.gate.since, true
+}
+
+type memGate struct {
+	session id.SessionID
+	path    string
+	since   id.ZXID
+}
+
 func (t *memTree) Session(s id.SessionID) (uint64, bool) {
 	row, ok := t.sessions[s]
 	return row.epoch, ok
@@ -111,7 +126,7 @@ func (b *memBackend) change(f func(t *memTree) ([]ztree.Event, []id.SessionID)) 
 }
 
 func (b *memBackend) changeLocked(f func(t *memTree) ([]ztree.Event, []id.SessionID)) {
-	t := &memTree{zxid: b.tree.zxid + 1, nodes: maps.Clone(b.tree.nodes), sessions: maps.Clone(b.tree.sessions)}
+	t := &memTree{zxid: b.tree.zxid + 1, nodes: maps.Clone(b.tree.nodes), sessions: maps.Clone(b.tree.sessions), gate: b.tree.gate}
 	ev, ss := f(t)
 	b.tree = t
 	for _, s := range b.subs {
@@ -119,7 +134,7 @@ func (b *memBackend) changeLocked(f func(t *memTree) ([]ztree.Event, []id.Sessio
 	}
 }
 
-func (b *memBackend) OpenSession(_ context.Context, timeout time.Duration) (zkcompat.Session, error) {
+func (b *memBackend) OpenSession(_ context.Context, timeout time.Duration, _ string) (zkcompat.Session, error) {
 	s := zkcompat.Session{Password: make([]byte, 16), Timeout: timeout}
 	_, _ = rand.Read(s.Password)
 	b.change(func(t *memTree) ([]ztree.Event, []id.SessionID) {
@@ -130,7 +145,7 @@ func (b *memBackend) OpenSession(_ context.Context, timeout time.Duration) (zkco
 	return s, nil
 }
 
-func (b *memBackend) AttachSession(_ context.Context, sid id.SessionID, password []byte) (zkcompat.Session, error) {
+func (b *memBackend) AttachSession(_ context.Context, sid id.SessionID, password []byte, _ string) (zkcompat.Session, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	row, ok := b.tree.sessions[sid]
@@ -286,6 +301,10 @@ func (t *memTree) write(c zkcompat.Caller, w zkcompat.Write) []ztree.Event {
 		n.stat.Aversion++
 		return nil
 	}
+}
+
+func (b *memBackend) AwaitRead(context.Context, zkcompat.Caller, string) (id.Index, error) {
+	return 0, nil
 }
 
 func (b *memBackend) Sync(context.Context) (id.Index, error) {

@@ -17,7 +17,6 @@ import (
 // Config is what a Server needs and its bounds. Zero values take the defaults named.
 type Config struct {
 	Backend Backend      // required
-	Holds   Holds        // nil: nothing is ever held back
 	Clock   clock.Clock  // default: the system's
 	Log     *slog.Logger // default: slog.Default
 

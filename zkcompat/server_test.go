@@ -282,42 +282,39 @@ func TestSetWatches(t *testing.T) {
 	}
 }
 
-// holds keeps changes of one path from one session.
-type holds struct {
-	mu  sync.Mutex
-	who id.SessionID
-}
-
-func (h *holds) Held(o ztree.Observer, path string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return o.Session == h.who && path == "/ids"
-}
-
-func (h *holds) set(s id.SessionID) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.who = s
-}
-
-func TestHeldEventsMerge(t *testing.T) {
-	b, h := newMemBackend(), &holds{}
-	s, addr := serve(t, b, func(c *zkcompat.Config) { c.Holds = h })
+// What happens to a node that a session is shown by a generation is no event for it, until it is shown something else.
+func TestGatedEventsMerge(t *testing.T) {
+	b := newMemBackend()
+	_, addr := serve(t, b, nil)
 	a, w := session(t, addr), session(t, addr)
 	a.create("/ids", "", 0)
-	me := ztree.Observer{Session: id.SessionID(w.resp.SessionID)}
-	h.set(me.Session)
+	me := id.SessionID(w.resp.SessionID)
+	b.change(func(t *memTree) ([]ztree.Event, []id.SessionID) {
+		t.gate = &memGate{session: me, path: "/ids", since: t.zxid}
+		return nil, nil
+	})
 	w.must(jute.OpGetChildren, &jute.PathWatch{Path: "/ids", Watch: true})
 	for _, n := range []string{"/ids/a", "/ids/b", "/ids/c"} {
 		a.create(n, "", 0)
 	}
 	if _, ev := w.call(jute.OpSync, &jute.Path{}); len(ev) != 0 {
-		t.Fatal("a held event was sent:", ev)
+		t.Fatal("a gated event was sent:", ev)
 	}
-	h.set(0)
-	s.Release(me, "/ids")
+	b.change(func(*memTree) ([]ztree.Event, []id.SessionID) {
+		return []ztree.Event{{Path: "/ids", Type: ztree.Shown}}, nil
+	})
 	if _, ev := w.call(jute.OpSync, &jute.Path{}); len(ev) != 1 || ev[0].Type != jute.NodeChildrenChanged {
-		t.Fatal("three held changes became", ev)
+		t.Fatal("three changes became", ev)
+	}
+	// A watch from within the gate misses nothing when it ends.
+	w.must(jute.OpGetChildren, &jute.PathWatch{Path: "/ids", Watch: true})
+	a.create("/ids/d", "", 0)
+	b.change(func(t *memTree) ([]ztree.Event, []id.SessionID) {
+		t.gate = nil
+		return []ztree.Event{{Type: ztree.Left, Session: me}}, nil
+	})
+	if _, ev := w.call(jute.OpSync, &jute.Path{}); len(ev) != 1 || ev[0].Type != jute.NodeChildrenChanged {
+		t.Fatal("after the gate:", ev)
 	}
 }
 

@@ -139,11 +139,11 @@ func settled(r *statepb.Result) (*statepb.Result, error) {
 }
 
 // OpenSession is Backend's. The password is 16 random bytes.
-func (b *StateBackend) OpenSession(ctx context.Context, timeout time.Duration) (Session, error) {
+func (b *StateBackend) OpenSession(ctx context.Context, timeout time.Duration, host string) (Session, error) {
 	s := Session{Password: make([]byte, 16), Timeout: timeout}
 	_, _ = rand.Read(s.Password) // never fails (crypto/rand)
 	r, err := b.propose(ctx, &statepb.Command{Body: &statepb.Command_CreateSession{CreateSession: &statepb.CreateSession{
-		TimeoutMs: int32(timeout.Milliseconds()), Password: s.Password, Broker: int32(b.cfg.Broker())}}})
+		TimeoutMs: int32(timeout.Milliseconds()), Password: s.Password, Broker: int32(b.cfg.Broker()), Host: host}}})
 	switch {
 	case err != nil:
 		return Session{}, err
@@ -155,9 +155,9 @@ func (b *StateBackend) OpenSession(ctx context.Context, timeout time.Duration) (
 }
 
 // AttachSession is Backend's.
-func (b *StateBackend) AttachSession(ctx context.Context, sid id.SessionID, password []byte) (Session, error) {
+func (b *StateBackend) AttachSession(ctx context.Context, sid id.SessionID, password []byte, host string) (Session, error) {
 	r, err := b.propose(ctx, &statepb.Command{Body: &statepb.Command_AttachSession{AttachSession: &statepb.AttachSession{
-		Session: int64(sid), Password: password, Broker: int32(b.cfg.Broker())}}})
+		Session: int64(sid), Password: password, Broker: int32(b.cfg.Broker()), Host: host}}})
 	switch {
 	case err != nil:
 		return Session{}, err

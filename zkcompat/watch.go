@@ -4,6 +4,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/zkcompat/jute"
 	"github.com/barnabas-mq/barnabas/zkcompat/ztree"
 )
@@ -20,9 +21,8 @@ const (
 type watch struct {
 	c      *conn
 	as     string // chroot under which the client sees the path, or ""
-	zxid   int64  // of the tree that the client saw when it armed
+	zxid   int64  // of the tree that the client saw when it armed, or of the generation that showed it the node
 	absent bool   // the node was missing then
-	late   bool   // something happened that is held back from this session
 }
 
 // watches has every armed watch of a server. A path has few watchers, a connection few paths.
@@ -161,11 +161,15 @@ func (s *Server) fire(e ztree.Event) {
 		s.send(childTable, ztree.Parent(e.Path), jute.NodeChildrenChanged, nil)
 	case ztree.Changed:
 		s.send(dataTable, e.Path, jute.NodeDataChanged, nil)
+	case ztree.Shown:
+		s.shown(e.Path)
+	case ztree.Left:
+		s.left(e.Session)
 	}
 }
 
 func (s *Server) send(t table, path string, typ jute.EventType, told []watch) []watch {
-	taken := s.watches.take(t, path, s.keepHeld(path))
+	taken := s.watches.take(t, path, s.keepGated(path))
 	if len(taken) == 0 {
 		return nil
 	}
@@ -209,33 +213,30 @@ func underChroot(as, path string) string {
 	return as + path
 }
 
-func (s *Server) keepHeld(path string) func(*watch) bool {
-	if s.cfg.Holds == nil {
-		return nil
-	}
+// keepGated keeps the watches of those who are shown the node by a generation: what happens to it is no event for them.
+func (s *Server) keepGated(path string) func(*watch) bool {
 	return func(w *watch) bool {
-		if !s.cfg.Holds.Held(w.c.observer(), path) {
-			return false
-		}
-		w.late = true
-		return true
+		_, gated := s.tree.Gated(path, w.c.observer())
+		return gated
 	}
 }
 
-// Release sends a session what was held back on path and below: one event per watch whose node now differs from
-// what the session last saw, whatever happened in between. The caller has made Holds.Held false before.
-func (s *Server) Release(o ztree.Observer, path string) {
-	s.gate.Lock()
-	defer s.gate.Unlock()
-	c := s.bySession[o.Session]
+// shown sends members of a group one event per watch on a path whose node now differs from what the session last saw,
+// whatever happened in between. Nobody else sees a difference: what the others saw was the node itself.
+func (s *Server) shown(path string) {
+	s.settle(childTable, path, nil)
+	s.settle(dataTable, path, nil)
+}
+
+// left compares all watches of a session that is a member no more with the raw tree.
+func (s *Server) left(session id.SessionID) {
+	c := s.bySession[session]
 	if c == nil {
 		return
 	}
 	for _, t := range []table{childTable, dataTable} {
 		for _, p := range s.watches.armedPaths(t, c) {
-			if p == path || strings.HasPrefix(p, path+"/") {
-				s.settle(t, p, func(w *watch) bool { return w.c != c || !w.late })
-			}
+			s.settle(t, p, func(w *watch) bool { return w.c != c })
 		}
 	}
 }
@@ -251,17 +252,15 @@ func (s *Server) reset() {
 
 // settle compares each watch on a path with the tree: an event if something was missed, else it stays armed.
 func (s *Server) settle(t table, path string, skip func(*watch) bool) {
-	held := s.keepHeld(path)
 	type told struct {
 		watch
 		typ jute.EventType
 	}
 	var out []told
 	s.watches.take(t, path, func(w *watch) bool {
-		if skip != nil && skip(w) || held != nil && held(w) {
+		if skip != nil && skip(w) {
 			return true
 		}
-		w.late = false
 		typ := missed(s.tree, t, path, w.c.observer(), w.zxid, w.absent)
 		if typ == 0 {
 			return true

@@ -441,3 +441,53 @@ func gateOn(c *Config, g Gate) bool {
 	}
 	return true
 }
+
+// OwnerOf returns the claim on a partition, whatever it is called, and the directory of its topic.
+func (v *View) OwnerOf(group, topic string, partition int32) (dir, name string, z *Znode) {
+	number := strconv.Itoa(int(partition))
+	for _, dir := range []string{topic, "b'" + topic + "'"} {
+		if _, ok := v.Znode("/consumers/" + group + "/owners/" + dir); !ok {
+			continue
+		}
+		if z, ok := v.Owner(group, dir, number); ok {
+			return dir, number, z
+		}
+		found := ""
+		v.Brokers(func(b *Broker) bool {
+			n := strconv.Itoa(int(b.ID)) + "-" + number
+			if o, ok := v.Owner(group, dir, n); ok {
+				found, z = n, o
+			}
+			return z == nil
+		})
+		if z != nil {
+			return dir, found, z
+		}
+	}
+	return "", "", nil
+}
+
+// OffsetAwaited reports whether a member's read of an offset is to wait: another session owns the partition since before the
+// present generation and is about to give it up, or it is reserved for another consumer whose session expired.
+func (v *View) OffsetAwaited(s id.SessionID, group, topic string, partition int32) bool {
+	g := v.Generation(s, group)
+	if g == nil || !v.GateOn(group, GateOffset) {
+		return false
+	}
+	member, _ := v.MemberOf(s, group)
+	return v.awaits(g, s, member, topic, partition)
+}
+
+func (v *View) awaits(g *Legacy, s id.SessionID, member, topic string, partition int32) bool {
+	dir, _, z := v.OwnerOf(g.Group, topic, partition)
+	if z != nil {
+		// pykafka and wvanbergen read offsets after they have claimed, and keep what stays theirs.
+		gives := z.Dialect == DialectJVM || z.Dialect == DialectKafkaNode
+		return gives && id.SessionID(z.Stat.EphemeralOwner) != s && z.Stat.EphemeralOwner != 0 && z.Stat.Czxid <= g.Zxid
+	}
+	if dir == "" {
+		dir = topic
+	}
+	r := g.Reservation(dir, partition)
+	return r != nil && r.Member != member
+}

@@ -17,38 +17,43 @@ func Events(v *state.View, changes []state.Change, events []Event, sessions []id
 		}
 		switch c.Kind {
 		case state.ZnodeCreated:
-			events = append(events, Event{c.Path, Created})
+			events = append(events, Event{Path: c.Path, Type: Created})
 		case state.ZnodeDeleted:
-			events = append(events, Event{c.Path, Deleted})
+			events = append(events, Event{Path: c.Path, Type: Deleted})
+			if s, ok := left(c); ok {
+				events = append(events, Event{Type: Left, Session: s})
+			}
 		case state.ZnodeData:
-			events = append(events, Event{c.Path, Changed})
+			events = append(events, Event{Path: c.Path, Type: Changed})
 		case state.TopicCreated:
 			events = topicCreated(v, c.Topic, events)
 		case state.TopicDeleted:
 			events = topicDeleted(c.Topic, c.Partition, events)
 		case state.TopicGrown:
-			events = append(events, Event{topicsDir + c.Topic, Changed})
+			events = append(events, Event{Path: topicsDir + c.Topic, Type: Changed})
 			if t, ok := v.Topic(c.Topic); ok {
 				events = partitionsCreated(c.Topic, c.Partition, t.Partitions, events)
 			}
 		case state.PartitionChanged:
-			events = append(events, Event{partitionPath(c.Topic, c.Partition) + "/state", Changed})
+			events = append(events, Event{Path: partitionPath(c.Topic, c.Partition) + "/state", Type: Changed})
 		case state.ConfigCreated:
-			events = append(events, Event{configPath(c), Created})
+			events = append(events, Event{Path: configPath(c), Type: Created})
 		case state.ConfigDeleted:
-			events = append(events, Event{configPath(c), Deleted})
+			events = append(events, Event{Path: configPath(c), Type: Deleted})
 		case state.ConfigData:
-			events = append(events, Event{configPath(c), Changed})
+			events = append(events, Event{Path: configPath(c), Type: Changed})
 		case state.BrokerShown:
-			events = append(events, Event{brokerPath(c.Broker), Created})
+			events = append(events, Event{Path: brokerPath(c.Broker), Type: Created})
 		case state.BrokerHidden:
-			events = append(events, Event{brokerPath(c.Broker), Deleted})
+			events = append(events, Event{Path: brokerPath(c.Broker), Type: Deleted})
 		case state.OffsetCreated:
-			events = append(events, Event{offsetPath(c), Created})
+			events = append(events, Event{Path: offsetPath(c), Type: Created})
 		case state.OffsetChanged:
-			events = append(events, Event{offsetPath(c), Changed})
+			events = append(events, Event{Path: offsetPath(c), Type: Changed})
 		case state.OffsetDeleted:
-			events = append(events, Event{offsetPath(c), Deleted})
+			events = append(events, Event{Path: offsetPath(c), Type: Deleted})
+		case state.GenerationShown:
+			events = append(events, Event{Path: c.Path, Type: Shown, Group: c.Group})
 		case state.SessionEnded, state.SessionAttached:
 			sessions = append(sessions, c.Session)
 		case state.SessionCreated, state.BrokerRegistered, state.BrokerFenced, state.ControllerChanged:
@@ -75,7 +80,7 @@ func offsetPath(c *state.Change) string {
 }
 
 func topicCreated(v *state.View, topic string, events []Event) []Event {
-	events = append(events, Event{topicsDir + topic, Created}, Event{topicsDir + topic + "/partitions", Created})
+	events = append(events, Event{Path: topicsDir + topic, Type: Created}, Event{Path: topicsDir + topic + "/partitions", Type: Created})
 	if t, ok := v.Topic(topic); ok { // it may be gone again within the entry
 		events = partitionsCreated(topic, 0, t.Partitions, events)
 	}
@@ -85,7 +90,7 @@ func topicCreated(v *state.View, topic string, events []Event) []Event {
 func partitionsCreated(topic string, from, to int32, events []Event) []Event {
 	for p := from; p < to; p++ {
 		path := partitionPath(topic, p)
-		events = append(events, Event{path, Created}, Event{path + "/state", Created})
+		events = append(events, Event{Path: path, Type: Created}, Event{Path: path + "/state", Type: Created})
 	}
 	return events
 }
@@ -93,7 +98,7 @@ func partitionsCreated(topic string, from, to int32, events []Event) []Event {
 func topicDeleted(topic string, partitions int32, events []Event) []Event {
 	for p := range partitions {
 		path := partitionPath(topic, p)
-		events = append(events, Event{path + "/state", Deleted}, Event{path, Deleted})
+		events = append(events, Event{Path: path + "/state", Type: Deleted}, Event{Path: path, Type: Deleted})
 	}
-	return append(events, Event{topicsDir + topic + "/partitions", Deleted}, Event{topicsDir + topic, Deleted})
+	return append(events, Event{Path: topicsDir + topic + "/partitions", Type: Deleted}, Event{Path: topicsDir + topic, Type: Deleted})
 }

@@ -100,9 +100,13 @@ func securityProtocol(name string) bool {
 	return false
 }
 
-func (v View) topicJSON(t *state.Topic) []byte {
+// topicJSON is of the first partitions of a topic.
+func (v View) topicJSON(t *state.Topic, partitions int32) []byte {
 	b := append(make([]byte, 0, 40+12*int(t.Partitions)), `{"version":1,"partitions":{`...)
 	v.s.Partitions(t.Name, func(n int32, p *state.Partition) bool {
+		if n >= partitions {
+			return false
+		}
 		if n > 0 {
 			b = append(b, ',')
 		}

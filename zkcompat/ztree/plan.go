@@ -81,6 +81,11 @@ func (v View) Plan(w Write, topicID []byte) Plan {
 		if w.Op == OpSetACL {
 			return v.planProjected(w)
 		}
+	case state.PathMember:
+		plan := planFree(w)
+		// With data it is a join. kafka-node creates without and sets the data only after the reply (groups.md).
+		plan.Coordinator = !w.Sequential && (w.Op == OpCreate && w.Ephemeral && w.Data != nil || w.Op == OpSetData)
+		return plan
 	case state.PathOwner:
 		if w.Op == OpCreate && !w.Sequential {
 			return planClaim(w, p)

@@ -43,12 +43,16 @@ const (
 	Created EventType = iota + 1
 	Deleted
 	Changed // data set; a new ACL is no event
+	Shown   // members of Group are shown something else than before: one event for all that happened since they looked
+	Left    // Session is no member of a group any more: from now on it is shown the raw tree
 )
 
 // Event is one change of one node, as watches see it.
 type Event struct {
-	Path string
-	Type EventType
+	Path    string
+	Type    EventType
+	Group   string       // of Shown
+	Session id.SessionID // of Left
 }
 
 // Parent is the path of the node above; of "/" it is "".

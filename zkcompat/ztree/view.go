@@ -32,9 +32,12 @@ func (v View) Session(s id.SessionID) (attachEpoch uint64, ok bool) {
 }
 
 // Node returns the node at path as o sees it; "" is the root, as in ZooKeeper.
-func (v View) Node(path string, _ Observer) (Node, bool) {
+func (v View) Node(path string, o Observer) (Node, bool) {
 	if path == "" {
 		path = "/"
+	}
+	if g := v.generation(path, o); g != nil {
+		return v.shownNode(path, g, o)
 	}
 	if z, ok := v.s.Znode(path); ok {
 		return v.stored(path, z), true
@@ -156,7 +159,7 @@ func (v View) topic(rest string) (Node, bool) {
 	}
 	switch depth {
 	case 0:
-		data := v.topicJSON(t)
+		data := v.topicJSON(t, t.Partitions)
 		return Node{Data: data, Stat: stat(&t.Stat, len(data))}, true
 	case 1:
 		return Node{Stat: partitionsStat(t)}, true
@@ -215,6 +218,9 @@ func (v View) offset(path string) (Node, bool) {
 func (v View) Children(path string, o Observer, names []string) ([]string, Stat, bool) {
 	if path == "" {
 		path = "/"
+	}
+	if g := v.generation(path, o); g != nil {
+		return v.shownChildren(path, g, o, names)
 	}
 	n, ok := v.Node(path, o)
 	if !ok {
