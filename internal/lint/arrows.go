@@ -28,7 +28,7 @@ var Rooms = []Room{
 	{Dir: "cli/devcluster", Imports: []string{"node/config"}}, // writes the configuration files that node reads
 	{Dir: "node", Any: true},                                  // the one assembler
 	{Dir: "node/config"},
-	{Dir: "broker", Imports: []string{"groupcoord", "partition", "partition/record", "raftmeta/state"}}, // record: the Fetch version decides a format
+	{Dir: "broker", Imports: []string{"groupcoord", "partition", "raftmeta/state"}},
 	{Dir: "zkcompat", Imports: []string{"zkcompat/jute", "zkcompat/ztree", "groupcoord", "raftmeta/state"}},
 	{Dir: "zkcompat/jute"},
 	{Dir: "zkcompat/ztree", Imports: []string{"raftmeta/state"}},

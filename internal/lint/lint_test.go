@@ -48,6 +48,7 @@ func TestArrowsCatchAPlantedImport(t *testing.T) {
 	for _, c := range []struct{ file, imports, want string }{
 		{"broker/a.go", Module + "/zkcompat", "no arrow broker -> zkcompat"},
 		{"broker/a.go", Module + "/groupcoord/core", "no arrow broker -> groupcoord/core"},
+		{"broker/a.go", Module + "/partition/record", "no arrow broker -> partition/record"},
 		{"zkcompat/ztree/a.go", Module + "/zkcompat/jute", "no arrow zkcompat/ztree -> zkcompat/jute"},
 		{"raftmeta/state/a.go", Module + "/raftmeta", "no arrow raftmeta/state -> raftmeta"},
 		{"cmd/barnabas/a.go", Module + "/broker", "no arrow cmd -> broker"},
@@ -90,6 +91,7 @@ func TestPurityCatchesPlantedFaults(t *testing.T) {
 		{"import \"time\"\nvar x = time.Now()", "time.Now"},
 		{"import clock \"time\"\nfunc f() { clock.Sleep(1) }", "time.Sleep"},
 		{"import \"time\"\nvar now = time.Now", "time.Now"},
+		{"import . \"time\"\nvar x = Now()", "imports time without its name"},
 		{"func f() { go f() }", "starts a goroutine"},
 		{"var c chan int", "uses a channel"},
 	} {

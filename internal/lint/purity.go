@@ -38,6 +38,9 @@ func Purity(t *Tree) []Fault {
 				if spec.Name != nil {
 					timeName = spec.Name.Name
 				}
+				if timeName == "." {
+					faults = append(faults, t.fault(spec.Pos(), "a pure room imports time without its name: its clock reads cannot be told"))
+				}
 			}
 		})
 		ast.Inspect(f.AST, func(n ast.Node) bool {
