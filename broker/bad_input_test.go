@@ -123,9 +123,9 @@ func TestBrokenFramesCloseWithOneLine(t *testing.T) {
 
 func waitFor(t testing.TB, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("it did not happen within 20 s")
+			t.Fatal("it did not happen within a minute")
 		}
 	}
 }
@@ -332,7 +332,7 @@ func TestMoreThanOneAckMeansAll(t *testing.T) {
 
 // TestSlowSenderIsCutOff: a frame that has begun must end.
 func TestSlowSenderIsCutOff(t *testing.T) {
-	f := start(t, func(c *Config) { c.FrameTimeout = 50 * time.Millisecond })
+	f := start(t, func(c *Config) { c.FrameTimeout = time.Second })
 	c := f.dial(t)
 	c.write(head(1000, 0, 7))
 	c.closed()

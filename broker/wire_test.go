@@ -51,7 +51,7 @@ func (c *client) send(req kmsg.Request) int32 {
 
 // frame reads one response: correlation id and what follows.
 func (c *client) frame() (int32, []byte, error) {
-	_ = c.c.SetReadDeadline(time.Now().Add(30 * time.Second))
+	_ = c.c.SetReadDeadline(time.Now().Add(time.Minute))
 	var size [4]byte
 	if _, err := io.ReadFull(c.in, size[:]); err != nil {
 		return 0, nil, err

@@ -10,12 +10,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/raft"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/internal/lease"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
@@ -116,7 +118,7 @@ func TestJoinMakesVoters(t *testing.T) {
 }
 
 func TestVoterMemory(t *testing.T) {
-	v := voterMemory{since: 100 * time.Second}
+	v := voterMemory{proofs: lease.NewProofs(100 * time.Second)}
 	at := func(term uint64, now time.Duration, want time.Duration) {
 		t.Helper()
 		if got := v.confirm(term, now*time.Second); got != want*time.Second {
@@ -277,19 +279,21 @@ func TestTinySnapshotsAndLostLeadership(t *testing.T) {
 
 // A leader frozen in the middle of a snapshot does not hold the main loop: the read ends, and so do all after it.
 func TestStalledSnapshotReader(t *testing.T) {
-	in, out := net.Pipe()
-	defer func() { must(t, errors.Join(in.Close(), out.Close())) }()
-	r := &stallReader{c: out, limit: 20 * time.Millisecond}
-	go func() { _, _ = in.Write([]byte("half")) }()
-	b := make([]byte, 16)
-	if n, err := r.Read(b); n != 4 || err != nil {
-		t.Fatalf("%d %v", n, err)
-	}
-	for range 2 {
-		if n, err := r.Read(b); n != 0 || err == nil {
+	synctest.Test(t, func(t *testing.T) {
+		in, out := net.Pipe()
+		defer func() { must(t, errors.Join(in.Close(), out.Close())) }()
+		r := &stallReader{c: out, limit: time.Minute}
+		go func() { _, _ = in.Write([]byte("half")) }()
+		b := make([]byte, 16)
+		if n, err := r.Read(b); n != 4 || err != nil {
 			t.Fatalf("%d %v", n, err)
 		}
-	}
+		for range 2 {
+			if n, err := r.Read(b); n != 0 || err == nil {
+				t.Fatalf("%d %v", n, err)
+			}
+		}
+	})
 }
 
 // What a peer sends reaches the log only if every node can apply it.

@@ -179,7 +179,7 @@ func (w *twins) close(p *pair) {
 	w.t.Helper()
 	w.call(p, jute.OpClose, nil)
 	for _, c := range []*rawClient{p.real, p.ours} {
-		if closed, got := c.closed(10 * time.Second); !closed || len(got) > 0 {
+		if closed, got := c.closed(time.Minute); !closed || len(got) > 0 {
 			w.fatalf("after closeSession: closed %v, %v", closed, got)
 		}
 	}
@@ -340,7 +340,7 @@ func handshakes(w *twins) {
 			failed[side] = c.handshake(req) != nil
 			resp[side] = c.resp
 			if !failed[side] && c.resp.SessionID == 0 {
-				ended[side], _ = c.closed(10 * time.Second)
+				ended[side], _ = c.closed(time.Minute)
 				if !bytes.Equal(c.resp.Password, make([]byte, 16)) {
 					w.t.Errorf("%s: server %d: password %x", name, side, c.resp.Password)
 				}
@@ -375,7 +375,7 @@ func handshakes(w *twins) {
 	w.call(a, jute.OpGetACL, &jute.Path{Path: "/auth"})
 	auth(a, "nothing", "x")
 	for side, c := range []*rawClient{a.real, a.ours} {
-		if closed, _ := c.closed(10 * time.Second); !closed {
+		if closed, _ := c.closed(time.Minute); !closed {
 			w.t.Errorf("server %d keeps a client of an unknown scheme", side)
 		}
 	}
@@ -440,7 +440,7 @@ func random(w *twins, r *rand.Rand, steps int, root string) {
 func TestLockStep(t *testing.T) {
 	_, ours := serve(t, newFold(t, 3).backend(t), nil)
 	real := reference.ZooKeeper(t).Addr
-	for end := time.Now().Add(30 * time.Second); ; { // ruok is answered a moment before sessions are
+	for end := time.Now().Add(2 * time.Minute); ; { // ruok is answered a moment before sessions are
 		c := dialRaw(t, real)
 		if err := c.handshake(jute.ConnectRequest{TimeoutMs: 4000, Password: make([]byte, 16)}); err == nil {
 			break

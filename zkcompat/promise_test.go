@@ -125,7 +125,7 @@ func (w *witness) request(op jute.Op, rec appender, path string, watch bool) {
 
 func (w *witness) drainReplies() {
 	for len(w.sent) > 0 {
-		m, err := w.tryNext(20 * time.Second)
+		m, err := w.tryNext(time.Minute)
 		switch {
 		case err == nil:
 			w.take(m)
@@ -291,7 +291,7 @@ func (w *witness) end() {
 		for c == nil { // fresh, whatever it takes
 			c = w.session(node)
 			xid := c.send(jute.OpSync, &jute.Path{Path: "/p"})
-			if m, err := c.tryNext(20 * time.Second); err != nil || m.Xid != xid || m.Err != jute.OK {
+			if m, err := c.tryNext(time.Minute); err != nil || m.Xid != xid || m.Err != jute.OK {
 				_ = c.nc.Close()
 				c = nil
 			}
@@ -407,7 +407,7 @@ func TestIdleSessionsAreCheap(t *testing.T) {
 	for range 499 {
 		all = append(all, session(t, addr))
 	}
-	testtool.Eventually(t, 10*time.Second, func() error {
+	testtool.Eventually(t, time.Minute, func() error {
 		if n := runtime.NumGoroutine() - goroutines; n > 510 {
 			return fmt.Errorf("%d goroutines for 499 idle connections", n)
 		}

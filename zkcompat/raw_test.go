@@ -17,7 +17,9 @@ import (
 // serve runs a server on a free port until the test ends.
 func serve(t testing.TB, b zkcompat.Backend, edit func(*zkcompat.Config)) (*zkcompat.Server, string) {
 	t.Helper()
-	cfg := zkcompat.Config{Backend: b, UngatedPings: true, Log: slog.New(slog.NewTextHandler(testLog{t}, nil))}
+	// Generous times: a busy machine is not what these tests are about.
+	cfg := zkcompat.Config{Backend: b, UngatedPings: true, HandshakeTimeout: time.Minute, ConnectTimeout: time.Minute,
+		Log: slog.New(slog.NewTextHandler(testLog{t}, nil))}
 	if edit != nil {
 		edit(&cfg)
 	}
@@ -103,7 +105,7 @@ func session(t testing.TB, addr string) *rawClient {
 
 func (c *rawClient) handshake(req jute.ConnectRequest) error {
 	c.write(req.Append(nil))
-	b, err := c.frame(10 * time.Second)
+	b, err := c.frame(time.Minute)
 	if err != nil {
 		return err
 	}
@@ -151,7 +153,7 @@ func (c *rawClient) sendXid(xid int32, op jute.Op, rec appender) {
 // next reads one message.
 func (c *rawClient) next() message {
 	c.t.Helper()
-	m, err := c.tryNext(20 * time.Second)
+	m, err := c.tryNext(time.Minute)
 	if err != nil {
 		c.t.Fatal("read:", err)
 	}

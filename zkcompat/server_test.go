@@ -50,7 +50,7 @@ func TestReconnect(t *testing.T) {
 		if err := r.handshake(bad); err != nil || r.resp.SessionID != 0 || r.resp.TimeoutMs != 0 || len(r.resp.Password) != 16 || r.resp.HasReadOnly {
 			t.Fatalf("%+v, %v", r.resp, err)
 		}
-		if closed, _ := r.closed(5 * time.Second); !closed {
+		if closed, _ := r.closed(time.Minute); !closed {
 			t.Fatal("a refused connection stays open")
 		}
 	}
@@ -63,14 +63,14 @@ func TestReconnect(t *testing.T) {
 	// The newest attachment wins, on the same node and from another.
 	for _, at := range []string{other, addr} {
 		n := connect(t, at, jute.ConnectRequest{SessionID: old.SessionID, Password: old.Password, TimeoutMs: 10_000})
-		if closed, _ := a.closed(5 * time.Second); !closed {
+		if closed, _ := a.closed(time.Minute); !closed {
 			t.Fatal("the older connection of a session stays open")
 		}
 		n.must(jute.OpSetData, &jute.SetDataRequest{Path: "/e", Version: -1})
 		a = n
 	}
 	b.expire(id.SessionID(old.SessionID))
-	if closed, _ := a.closed(5 * time.Second); !closed {
+	if closed, _ := a.closed(time.Minute); !closed {
 		t.Fatal("an expired session's connection stays open")
 	}
 	r := dialRaw(t, addr)
@@ -81,11 +81,12 @@ func TestReconnect(t *testing.T) {
 
 func TestClientAhead(t *testing.T) {
 	b := newMemBackend()
-	_, addr := serve(t, b, func(c *zkcompat.Config) { c.AheadWait = 300 * time.Millisecond })
+	_, hasty := serve(t, b, func(c *zkcompat.Config) { c.AheadWait = 300 * time.Millisecond })
+	_, addr := serve(t, b, func(c *zkcompat.Config) { c.AheadWait = time.Minute })
 	a := session(t, addr)
 	a.create("/a", "", 0)
 	seen := a.must(jute.OpExists, &jute.PathWatch{Path: "/a"}).Zxid
-	c := dialRaw(t, addr)
+	c := dialRaw(t, hasty)
 	if err := c.handshake(jute.ConnectRequest{LastZxidSeen: seen + 1000}); err == nil {
 		t.Fatal("a client ahead of the node was served")
 	}
@@ -407,7 +408,7 @@ func TestPingGate(t *testing.T) {
 		t.Fatal(r)
 	}
 	clk.add(200 * time.Millisecond)
-	if closed, got := short.closed(10 * time.Second); !closed || len(got) > 0 {
+	if closed, got := short.closed(time.Minute); !closed || len(got) > 0 {
 		t.Fatal("a third of the timeout passed without an answered report, and the connection stays open", got)
 	}
 	ping(long)
@@ -415,7 +416,7 @@ func TestPingGate(t *testing.T) {
 
 // Bad input ends its connection, costs nothing and hurts nobody else.
 func TestBadInput(t *testing.T) {
-	s, addr := serve(t, newMemBackend(), func(c *zkcompat.Config) { c.HandshakeTimeout = 2 * time.Second })
+	s, addr := serve(t, newMemBackend(), func(c *zkcompat.Config) { c.HandshakeTimeout = 5 * time.Second })
 	good := session(t, addr)
 	for name, b := range map[string][]byte{
 		"garbage":          []byte("GET / HTTP/1.1\r\n\r\n"),
@@ -428,18 +429,18 @@ func TestBadInput(t *testing.T) {
 	} {
 		c := dialRaw(t, addr)
 		_, _ = c.nc.Write(b)
-		if closed, got := c.closed(10 * time.Second); !closed || len(got) > 0 {
+		if closed, got := c.closed(time.Minute); !closed || len(got) > 0 {
 			t.Errorf("%s: closed %v, answered %v", name, closed, got)
 		}
 	}
 	c := session(t, addr)
 	c.write([]byte{1, 2, 3})
-	if closed, _ := c.closed(5 * time.Second); !closed {
+	if closed, _ := c.closed(time.Minute); !closed {
 		t.Error("a request without a header leaves the connection open")
 	}
 	c = session(t, addr)
 	_, _ = c.nc.Write(binary.BigEndian.AppendUint32(nil, jute.MaxFrame+1))
-	if closed, _ := c.closed(5 * time.Second); !closed {
+	if closed, _ := c.closed(time.Minute); !closed {
 		t.Error("a frame over the limit leaves the connection open")
 	}
 	// A cut-off body is the request's own error, and the connection goes on.
@@ -469,7 +470,7 @@ func TestWords(t *testing.T) {
 	for word, want := range map[string]string{"ruok": "imok", "isro": "rw", "srvr": "Zookeeper version", "mntr": "zk_version", "stat": "Zookeeper version"} {
 		c := dialRaw(t, addr)
 		_, _ = c.nc.Write([]byte(word))
-		_ = c.nc.SetReadDeadline(time.Now().Add(5 * time.Second))
+		_ = c.nc.SetReadDeadline(time.Now().Add(time.Minute))
 		got := make([]byte, 4096)
 		n, _ := c.nc.Read(got)
 		if len(got[:n]) < len(want) || string(got[:len(want)]) != want {
@@ -539,7 +540,7 @@ func FuzzRequests(f *testing.F) {
 	f.Fuzz(func(t *testing.T, op int32, body []byte) {
 		c := session(t, addr)
 		c.sendXid(1, jute.Op(op), rawBody(body))
-		if m, err := c.tryNext(10 * time.Second); err == nil && jute.Op(op) != jute.OpClose && m.Err != jute.AuthFailed {
+		if m, err := c.tryNext(time.Minute); err == nil && jute.Op(op) != jute.OpClose && m.Err != jute.AuthFailed {
 			c.send(jute.OpClose, nil)
 		}
 		_ = c.nc.Close()
@@ -571,7 +572,7 @@ func TestCompatibilityTable(t *testing.T) {
 	for op := jute.Op(-20); op < 130; op++ {
 		c := session(t, addr)
 		c.sendXid(7, op, nil)
-		m, err := c.tryNext(10 * time.Second)
+		m, err := c.tryNext(time.Minute)
 		if served := err == nil && m.Err != jute.Unimplemented; served != listed[op] {
 			t.Errorf("%v is served: %v, listed: %v (%v)", op, served, listed[op], err)
 		}

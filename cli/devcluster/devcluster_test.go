@@ -304,8 +304,8 @@ func TestNodeFails(t *testing.T) {
 	}
 	t.Setenv("FAKE_MODE", "slow")
 	c = config(t, 1)
-	c.ReadyTimeout = 2 * time.Second
-	if _, err := run(t, c); err == nil || !strings.Contains(err.Error(), "not ready within 2s: no leader") {
+	c.ReadyTimeout = 6 * time.Second
+	if _, err := run(t, c); err == nil || !strings.Contains(err.Error(), "not ready within 6s: no leader") {
 		t.Errorf("%v", err)
 	}
 }
