@@ -54,7 +54,8 @@ func (n *node) assembleMinds() {
 }
 
 func groupsConfig(g config.Groups) core.Config {
-	c := core.Config{InitialDelay: g.InitialRebalanceDelay, MinSession: g.MinSessionTimeout, MaxSession: g.MaxSessionTimeout, MaxSize: g.MaxSize}
+	c := core.Config{InitialDelay: g.InitialRebalanceDelay, MinSession: g.MinSessionTimeout, MaxSession: g.MaxSessionTimeout, MaxSize: g.MaxSize,
+		OffsetsRetention: g.OffsetsRetention, OffsetsCheck: g.OffsetsCheck}
 	if c.InitialDelay == 0 {
 		c.InitialDelay = -1
 	}

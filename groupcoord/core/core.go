@@ -79,6 +79,9 @@ type Config struct {
 	MinSession   time.Duration // group.min.session.timeout.ms; default 6 s
 	MaxSession   time.Duration // group.max.session.timeout.ms; default 30 min
 	MaxSize      int           // group.max.size; default no limit
+
+	OffsetsRetention time.Duration // offsets.retention.minutes; default 7 days
+	OffsetsCheck     time.Duration // offsets.retention.check.interval.ms; default 10 min
 }
 
 func (c Config) withDefaults() Config {
@@ -86,6 +89,8 @@ func (c Config) withDefaults() Config {
 	c.MinSession = cmp.Or(c.MinSession, 6*time.Second)
 	c.MaxSession = cmp.Or(c.MaxSession, 30*time.Minute)
 	c.MaxSize = cmp.Or(c.MaxSize, 1<<31-1)
+	c.OffsetsRetention = cmp.Or(c.OffsetsRetention, 7*24*time.Hour)
+	c.OffsetsCheck = cmp.Or(c.OffsetsCheck, 10*time.Minute)
 	return c
 }
 
@@ -99,6 +104,7 @@ type Coordinator struct {
 	last   RequestID             // of our own
 	loaded bool
 	next   time.Duration // the earliest deadline, or earlier
+	expiry expiry
 
 	// Of the call that runs.
 	v    *state.View
@@ -111,7 +117,7 @@ var _ Mind = (*Coordinator)(nil)
 // NewCoordinator starts a term without memory of earlier ones.
 func NewCoordinator(cfg Config) *Coordinator {
 	return &Coordinator{cfg: cfg.withDefaults(), open: map[RequestID]Request{}, groups: map[string]*group{}, puts: map[RequestID]*group{},
-		last: ownIDs}
+		last: ownIDs, expiry: expiry{busy: map[RequestID]string{}}}
 }
 
 // begin starts a call; the first one of the term takes over the members that the state has.
@@ -121,6 +127,7 @@ func (c *Coordinator) begin(v *state.View, now time.Duration) {
 		return
 	}
 	c.loaded, c.next = true, never
+	c.expiry.at = c.mark(now + c.cfg.OffsetsCheck)
 	v.Groups(func(row *state.Group) bool {
 		if row.Classic() {
 			c.load(row)
@@ -158,6 +165,9 @@ func (c *Coordinator) Settled(v *state.View, id RequestID, res *statepb.Result, 
 	if g, ok := c.puts[id]; ok {
 		delete(c.puts, id)
 		c.settled(g, res)
+		return c.acts
+	}
+	if c.settledExpiry(id, res) {
 		return c.acts
 	}
 	r, ok := c.open[id]
@@ -218,5 +228,6 @@ func (c *Coordinator) Deadline() (time.Duration, bool) {
 func (c *Coordinator) Expire(v *state.View, now time.Duration) []Action {
 	c.begin(v, now)
 	c.expire()
+	c.expireOffsets()
 	return c.acts
 }

@@ -109,6 +109,9 @@ type Groups struct {
 	MinSessionTimeout     time.Duration // group.min.session.timeout.ms
 	MaxSessionTimeout     time.Duration // group.max.session.timeout.ms
 	MaxSize               int           // group.max.size
+
+	OffsetsRetention time.Duration // offsets.retention.minutes
+	OffsetsCheck     time.Duration // offsets.retention.check.interval.ms
 }
 
 // Note names a key that has no effect, and why.

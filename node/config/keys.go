@@ -100,6 +100,8 @@ var specs = []spec{
 	{name: "group.min.session.timeout.ms", kind: kMillis, def: "6000", min: 1, max: maxInt32, help: "shortest session a group member may ask for"},
 	{name: "group.max.session.timeout.ms", kind: kMillis, def: "1800000", min: 1, max: maxInt32, help: "longest session a group member may ask for"},
 	{name: "group.max.size", kind: kInt, def: "2147483647", min: 1, max: maxInt32, help: "members that a group may have"},
+	{name: "offsets.retention.minutes", kind: kMinutes, def: "10080", min: 1, max: maxInt32, help: "how long a group without members keeps its offsets"},
+	{name: "offsets.retention.check.interval.ms", kind: kMillis, def: "600000", min: 1, max: maxInt64, help: "how often offsets are looked at to expire"},
 
 	// Known, checked, and not honoured yet.
 	{name: "log.retention.ms", kind: kMillis, min: -1, max: maxInt64, unmet: whyRetention},
@@ -111,8 +113,6 @@ var specs = []spec{
 	{name: "log.cleaner.enable", kind: kBool, unmet: whyRetention},
 	{name: "log.roll.jitter.ms", kind: kMillis, min: 0, max: maxInt64, unmet: whyLater},
 	{name: "log.roll.jitter.hours", kind: kHours, min: 0, max: maxInt32, unmet: whyLater},
-	{name: "offsets.retention.minutes", kind: kMinutes, min: 1, max: maxInt32, unmet: "offsets do not expire yet"},
-	{name: "offsets.retention.check.interval.ms", kind: kMillis, min: 1, max: maxInt64, unmet: "offsets do not expire yet"},
 	{name: "transactional.id.expiration.ms", kind: kMillis, min: 1, max: maxInt32, unmet: whyTxn},
 
 	// Known and without meaning here.

@@ -332,6 +332,7 @@ func (p *parser) defaults(c *Config) {
 	c.Groups = Groups{
 		InitialRebalanceDelay: d("group.initial.rebalance.delay.ms"), MinSessionTimeout: d("group.min.session.timeout.ms"),
 		MaxSessionTimeout: d("group.max.session.timeout.ms"), MaxSize: int(p.ints["group.max.size"]),
+		OffsetsRetention: d("offsets.retention.minutes"), OffsetsCheck: d("offsets.retention.check.interval.ms"),
 	}
 	if c.Groups.MinSessionTimeout > c.Groups.MaxSessionTimeout {
 		p.fault("group.min.session.timeout.ms", "%s is above group.max.session.timeout.ms %s", c.Groups.MinSessionTimeout, c.Groups.MaxSessionTimeout)
