@@ -88,6 +88,7 @@ func testAckWaitsForTheFollowersSync(t *testing.T) {
 	follower := c.brokers[2].m.find(id.TopicPartition{Topic: "t"})
 	eventually(t, "the follower to append", func() bool { return follower.s.log.LogEnd() == 2 })
 	eventually(t, "the leader to sync", func() bool { return b.m.find(id.TopicPartition{Topic: "t"}).s.log.SyncedEnd() == 2 })
+	synctest.Wait() // whatever the follower may say before its sync, it has said
 	if pending.Settled() {
 		t.Error("acked before the follower's sync")
 	}
@@ -96,6 +97,44 @@ func testAckWaitsForTheFollowersSync(t *testing.T) {
 	}
 	close(release)
 	if res := pending.Wait(context.Background(), 20*time.Second)[0]; res.Err != nil || res.BaseOffset != 1 {
+		t.Errorf("after the sync: %+v", res)
+	}
+}
+
+// The leader's own sync counts as a follower's: what is on no disk is neither acked nor shown, also what was sent with acks=1.
+func TestAckWaitsForTheLeadersSync(t *testing.T) { synctest.Test(t, testAckWaitsForTheLeadersSync) }
+
+func testAckWaitsForTheLeadersSync(t *testing.T) {
+	c := newCluster(t, 2, Config{MinISR: 2})
+	c.createTopic("t", 1, []int32{1, 2})
+	b := c.leader("t", 0)
+	mustProduce(t, b, "t", 0, "first")
+	release := make(chan struct{})
+	slow := func(op vfs.Op) error {
+		if op.Kind == vfs.OpSync {
+			<-release
+		}
+		return nil
+	}
+	b.fault.Store(&slow)
+	if res := b.produce("t", 0, 1, time.Second, batchOf(t, "second")); res.Err != nil || res.BaseOffset != 1 {
+		t.Fatalf("acks=1 waits for the disk: %+v", res)
+	}
+	pending := b.m.BeginAppend([]AppendItem{{Topic: "t", Records: batchOf(t, "third"), Version: 9}}, -1)
+	follower := c.brokers[2].m.find(id.TopicPartition{Topic: "t"})
+	eventually(t, "the follower to sync", func() bool { return follower.s.log.SyncedEnd() == 3 })
+	synctest.Wait()
+	if pending.Settled() {
+		t.Error("acked before the leader's sync")
+	}
+	if res := b.fetch("t", 0, 1); res.HighWatermark != 1 || len(res.Records) > 0 {
+		t.Errorf("shown before the leader's sync: %+v", res)
+	}
+	close(release)
+	if res := pending.Wait(context.Background(), 20*time.Second)[0]; res.Err != nil || res.BaseOffset != 2 {
+		t.Errorf("after the sync: %+v", res)
+	}
+	if res := b.fetch("t", 0, 1); res.HighWatermark != 3 {
 		t.Errorf("after the sync: %+v", res)
 	}
 }
