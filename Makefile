@@ -34,9 +34,11 @@ tools: ## fetch what the tests need and no Go module brings (Kafka and ZooKeeper
 unit: ## the pure Go tests, under two minutes
 	$(GO) test -short $(UNIT)
 
-test: tools ## all tests: pure Go first, then whole clusters with real clients
-	$(GO) run ./tools/gotest $(RACE) -timeout 20m $(UNIT)
-	$(GO) run ./tools/gotest $(RACE) -timeout 20m -p 1 ./integration/...
+test: tools ## all tests: pure Go first, then, whatever that found, whole clusters with real clients
+	@status=0; \
+	$(GO) run ./tools/gotest $(RACE) -timeout 20m $(UNIT) || status=1; \
+	$(GO) run ./tools/gotest $(RACE) -timeout 20m -p 1 ./integration/... || status=1; \
+	exit $$status
 
 race: ## the pure Go tests with the race detector
 	$(GO) test -race -short $(UNIT)

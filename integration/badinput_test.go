@@ -430,7 +430,7 @@ func badZooKeeper(t *testing.T, to target) {
 		for range 10 {
 			c := connect()
 			c.send(bytes)
-			_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+			_ = c.SetReadDeadline(time.Now().Add(2 * time.Minute))
 			if answer, err := c.frame(); err == nil && !zkError(answer) {
 				t.Errorf("%s is answered % x", name, answer)
 			} else if err != nil && !closed(err) {

@@ -80,7 +80,7 @@ func TestDev(t *testing.T) {
 			t.Errorf("node %d is at %s, want %s", n.ID, n.Kafka, want)
 		}
 		for _, addr := range []string{n.Kafka, n.ZooKeeper, n.Admin} {
-			c, err := net.DialTimeout("tcp", addr, 5*time.Second)
+			c, err := net.DialTimeout("tcp", addr, time.Minute)
 			if err != nil {
 				t.Fatalf("cluster.json is written before node %d serves: %v", n.ID, err)
 			}
@@ -115,7 +115,7 @@ func TestDev(t *testing.T) {
 		}
 		return err
 	})
-	if err := supervisor.Stop(30 * time.Second); err != nil {
+	if err := supervisor.Stop(time.Minute); err != nil {
 		t.Fatalf("dev did not stop in good order: %v", err)
 	}
 	for _, n := range []int{f.Nodes[0].Pid, f.Nodes[2].Pid} {
@@ -123,7 +123,7 @@ func TestDev(t *testing.T) {
 			t.Errorf("pid %d outlived dev", n)
 		}
 	}
-	if err := byHand.Stop(30 * time.Second); err != nil {
+	if err := byHand.Stop(time.Minute); err != nil {
 		t.Errorf("the node started by hand: %v", err)
 	}
 
@@ -134,7 +134,7 @@ func TestDev(t *testing.T) {
 	produce(200, "third")
 	final := harness.ReadAll(t, f.brokers(), "kept", "final")
 	h.Fail(t, final, append(append(check.NoLoss(h.Acks(), final), check.NoDuplicate(final)...), check.OffsetUnique(h.Acks(), final)...))
-	if err := again.Stop(30 * time.Second); err != nil {
+	if err := again.Stop(time.Minute); err != nil {
 		t.Errorf("dev, the second time: %v", err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // stallLimit is what a fail-over may cost on a noisy machine; what it does cost is logged.
-const stallLimit = 20 * time.Second
+const stallLimit = time.Minute
 
 // load is a cluster under an idempotent producer, with what was acked.
 type load struct {

@@ -17,7 +17,7 @@ import (
 // A ZooKeeper session lives as long as its client does, whatever happens to nodes (cases 1, 18 and 19 of old servers'
 // faults); one whose client is gone ends, with its ephemerals.
 
-const zkSession = 10 * time.Second
+const zkSession = 20 * time.Second
 
 type quietZK struct{}
 

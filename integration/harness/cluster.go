@@ -24,7 +24,7 @@ import (
 )
 
 // StartLimit is how long a cluster may take, on a busy machine, until it serves; a start normally takes under two seconds.
-const StartLimit = 60 * time.Second
+const StartLimit = 2 * time.Minute
 
 // Options say what cluster a test wants. The zero value is one node.
 type Options struct {
@@ -187,7 +187,7 @@ func (n *Node) Kill() {
 // Stop ends the node with SIGTERM; the test fails when it does not end in good order.
 func (n *Node) Stop() {
 	n.t.Helper()
-	if err := n.proc.Stop(30 * time.Second); err != nil {
+	if err := n.proc.Stop(time.Minute); err != nil {
 		n.t.Errorf("node %d did not stop in good order: %v", n.ID, err)
 	}
 	if n.cluster.Net != nil {

@@ -63,7 +63,7 @@ func say(t *testing.T, c net.Conn, line string) {
 // hears reads a line and fails when it is another.
 func hears(t *testing.T, c net.Conn, r *bufio.Reader, want string) {
 	t.Helper()
-	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetReadDeadline(time.Now().Add(time.Minute))
 	if got, err := r.ReadString('\n'); err != nil || got != want+"\n" {
 		t.Fatalf("heard %q, %v; want %q", got, err, want)
 	}
@@ -110,7 +110,7 @@ func TestDelayIsLatencyNotLessBandwidth(t *testing.T) {
 	for range 50 {
 		hears(t, conn, r, strings.Repeat("x", 1000))
 	}
-	if took := time.Since(start); took < delay || took > 20*delay {
+	if took := time.Since(start); took < delay || took > 45*delay {
 		t.Errorf("50 lines took %v with a delay of %v", took, delay)
 	}
 }
@@ -123,7 +123,7 @@ func TestDownRefusesAndUpServesTheSameAddress(t *testing.T) {
 	n.Cut("a", "b") // a held byte does not keep the connection
 	say(t, conn, "held")
 	n.Down("b")
-	_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := r.ReadByte(); err == nil || isTimeout(err) {
 		t.Fatalf("the connection to a dead end lives: %v", err)
 	}
@@ -160,7 +160,7 @@ func TestResetClosesTheLinksOfTwoEnds(t *testing.T) {
 	say(t, conn, "y")
 	hears(t, conn, r, "y")
 	n.Reset("b", "a")
-	_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := r.ReadByte(); err == nil || isTimeout(err) {
 		t.Fatalf("after the reset: %v", err)
 	}
