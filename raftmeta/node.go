@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/internal/lease"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 )
 
@@ -88,7 +89,7 @@ func New(cfg Config) (*Node, error) {
 	n.fsm.onSettled, n.fsm.onRestore, n.fsm.onBroken, n.fsm.onNewer = n.onSettled, n.onRestore, n.requestReopen, n.fail
 	n.comb.apply, n.comb.pushed, n.comb.term = n.applyEntry, n.pushCommit, n.leaderTerm
 	n.comb.clock = func() (time.Duration, time.Time) { return cfg.Clock.Boot(), cfg.Clock.Now() }
-	n.voter.since = cfg.Clock.Boot()
+	n.voter.proofs = lease.NewProofs(cfg.Clock.Boot())
 	return n, nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/internal/lease"
 )
 
 // proveTimeout bounds one round; a caller waits for at most two.
@@ -27,25 +28,15 @@ type Proof struct {
 
 // voterMemory is what a voter remembers of the proofs it took part in.
 type voterMemory struct {
-	mu    sync.Mutex
-	since time.Duration // boot clock at this node's start
-	term  uint64        // last term confirmed
-	at    time.Duration // when
-	older time.Duration // when a term before that was last confirmed; 0: not since the start
+	mu     sync.Mutex
+	proofs lease.Proofs
 }
 
 // confirm records that term was confirmed at now, and returns the time since an earlier term was.
 func (v *voterMemory) confirm(term uint64, now time.Duration) time.Duration {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if term > v.term {
-		if v.term != 0 {
-			v.older = v.at
-		}
-		v.term = term
-	}
-	v.at = max(v.at, now)
-	return max(now-max(v.older, v.since), 0)
+	return v.proofs.Confirm(id.Term(term), now)
 }
 
 // prover runs proof rounds, one at a time; all who wait when a round begins share it.
@@ -195,10 +186,10 @@ func (n *Node) Vote() id.Term {
 }
 
 // ProveWith is Prove for a request that came with a vote: what Vote returned on the node voter while the request was made.
-// Where two voters are a quorum, that vote and this node's own are a proof without a round: both were in the term when the
-// vote was made, so no later one had a leader then. Otherwise it is Prove.
+// Where two voters are a quorum, that vote and this node's own are a proof without a round (lease.Carried). Otherwise it is
+// Prove.
 func (n *Node) ProveWith(ctx context.Context, voter id.DirectoryID, voted id.Term) (id.Term, error) {
-	if i := n.inst.Load(); i != nil && voted != 0 && voter != n.cfg.ID && uint64(voted) == n.leaderTerm() && n.twoAreQuorum(i, voter) {
+	if i := n.inst.Load(); i != nil && lease.Carried(voted, id.Term(n.leaderTerm()), voter, n.cfg.ID, i.voters()) {
 		if _, ok := n.confirm(i, uint64(voted)); ok && uint64(voted) == n.leaderTerm() {
 			return voted, nil
 		}
@@ -207,23 +198,18 @@ func (n *Node) ProveWith(ctx context.Context, voter id.DirectoryID, voted id.Ter
 	return p.Term, err
 }
 
-// twoAreQuorum says that this node and another are both voters, of at most three.
-func (n *Node) twoAreQuorum(i *instance, other id.DirectoryID) bool {
+// voters are those of the newest configuration; nil when raft has ended.
+func (i *instance) voters() (ds []id.DirectoryID) {
 	f := i.r.GetConfiguration()
 	if f.Error() != nil {
-		return false
+		return nil
 	}
-	voters, both := 0, 0
 	for _, s := range f.Configuration().Servers {
-		if s.Suffrage != raft.Voter {
-			continue
-		}
-		voters++
-		if d := id.DirectoryID(s.ID); d == other || d == n.cfg.ID {
-			both++
+		if s.Suffrage == raft.Voter {
+			ds = append(ds, id.DirectoryID(s.ID))
 		}
 	}
-	return both == 2 && voters <= 3
+	return ds
 }
 
 // confirm records that the instance is in a term, and returns the time since an earlier one was confirmed; false when it is

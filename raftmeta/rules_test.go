@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/internal/lease"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
@@ -117,7 +118,7 @@ func TestJoinMakesVoters(t *testing.T) {
 }
 
 func TestVoterMemory(t *testing.T) {
-	v := voterMemory{since: 100 * time.Second}
+	v := voterMemory{proofs: lease.NewProofs(100 * time.Second)}
 	at := func(term uint64, now time.Duration, want time.Duration) {
 		t.Helper()
 		if got := v.confirm(term, now*time.Second); got != want*time.Second {

@@ -16,6 +16,8 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,13 +43,34 @@ type system struct {
 	stop    func()
 }
 
-func run() error {
-	bin := flag.String("bin", "bin/barnabas", "the barnabas binary")
-	jars := flag.String("zookeeper", ".tools/zookeeper-3.9.5/lib", "folder with ZooKeeper's jars")
-	clients := flag.String("clients", "1,32,256", "concurrent clients, each with a connection of its own")
-	base := flag.Int("port", 23100, "first of 40 free ports, for barnabas")
-	count := flag.Duration("time", 5*time.Second, "length of one measurement")
+// options are the flags.
+type options struct {
+	bin, jars        string
+	clients, systems string
+	base, rounds     int
+	slice            time.Duration
+	warm             int
+	profile          string
+	verbose          bool
+}
+
+func flags() (o options) {
+	flag.StringVar(&o.bin, "bin", "bin/barnabas", "the barnabas binary")
+	flag.StringVar(&o.jars, "zookeeper", ".tools/zookeeper-3.9.5/lib", "folder with ZooKeeper's jars")
+	flag.StringVar(&o.clients, "clients", "1,32,256", "concurrent clients, each with a connection of its own")
+	flag.StringVar(&o.systems, "systems", "zookeeper,barnabas,leader,follower", "what to measure; ratios are to the first")
+	flag.IntVar(&o.base, "port", 23100, "first of 40 free ports, for barnabas")
+	flag.IntVar(&o.rounds, "rounds", 5, "how often each number of clients is measured at each system, in turn")
+	flag.DurationVar(&o.slice, "time", 2*time.Second, "length of one measurement in a round")
+	flag.IntVar(&o.warm, "warm", 3, "passes of 5 s with 32 clients before, for the JVMs")
+	flag.StringVar(&o.profile, "profile", "", "folder for CPU, block and mutex profiles of this process (the proposals) per line")
+	flag.BoolVar(&o.verbose, "v", false, "print every round")
 	flag.Parse()
+	return o
+}
+
+func run() error {
+	o := flags()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
 	dir, err := os.MkdirTemp("", "znodes-")
@@ -55,53 +78,145 @@ func run() error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	z, err := startZooKeeper(ctx, *jars, filepath.Join(dir, "zookeeper"))
+	all, stop, err := start(ctx, o, dir)
+	defer stop()
 	if err != nil {
 		return err
 	}
-	defer z.stop()
-	b, err := startBarnabas(ctx, *bin, filepath.Join(dir, "barnabas"), *base)
-	if err != nil {
-		return err
-	}
-	defer b.stop()
-	onLeader, onFollower, err := startRaft(ctx, filepath.Join(dir, "raft"))
-	if err != nil {
-		return err
-	}
-	defer onLeader.stop()
-	all := []system{z, b, onLeader, onFollower}
-	for pass := range 3 { // the JVMs get warm; so do we, to be fair
+	for pass := range o.warm { // the JVMs get warm; so do we, to be fair
 		for _, s := range all {
-			if _, err := measure(ctx, s, 32, *count, fmt.Sprintf("warm%d", pass)); err != nil {
+			if _, err := measure(ctx, s, 32, 5*time.Second, fmt.Sprintf("warm%d", pass)); err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}
 		}
 	}
-	fmt.Printf("%-22s %8s %12s %10s %10s %10s\n", "system", "clients", "creates/s", "p50", "p99", "ratio")
-	for _, n := range strings.Split(*clients, ",") {
+	fmt.Printf("%-22s %8s %12s %10s %10s %10s %10s  %s\n", "system", "clients", "creates/s", "p50", "p99", "max", "ratio", "rounds, creates/s")
+	for _, n := range strings.Split(o.clients, ",") {
 		c, err := strconv.Atoi(n)
 		if err != nil || c < 1 {
-			return fmt.Errorf("-clients %q: numbers above 0", *clients)
+			return fmt.Errorf("-clients %q: numbers above 0", o.clients)
 		}
-		base := 0.0
-		for _, s := range all {
-			r, err := measure(ctx, s, c, *count, "run"+n)
-			if err != nil {
-				return fmt.Errorf("%s: %w", s.name, err)
-			}
-			if base == 0 {
-				base = r.rate
-			}
-			fmt.Printf("%-22s %8d %12.0f %10v %10v %9.2fx\n", s.name, c, r.rate, r.p50.Round(10*time.Microsecond), r.p99.Round(10*time.Microsecond), r.rate/base)
+		if err := line(ctx, o, all, c); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
+// start starts the systems asked for, in the order asked.
+func start(ctx context.Context, o options, dir string) (all []system, stop func(), err error) {
+	stop = func() {
+		for _, s := range all {
+			s.stop()
+		}
+	}
+	var onLeader, onFollower system
+	for _, name := range strings.Split(o.systems, ",") {
+		var s system
+		switch name {
+		case "zookeeper":
+			s, err = startZooKeeper(ctx, o.jars, filepath.Join(dir, name))
+		case "barnabas":
+			s, err = startBarnabas(ctx, o.bin, filepath.Join(dir, name), o.base)
+		case "leader", "follower":
+			if onLeader.propose == nil {
+				if onLeader, onFollower, err = startRaft(ctx, filepath.Join(dir, "raft")); err != nil {
+					return all, stop, err
+				}
+			}
+			if s = onLeader; name == "follower" {
+				s = onFollower
+			}
+		default:
+			err = fmt.Errorf("-systems %q: zookeeper, barnabas, leader, follower", o.systems)
+		}
+		if err != nil {
+			return all, stop, err
+		}
+		all = append(all, s)
+	}
+	return all, stop, nil
+}
+
+// line measures one number of clients at all systems. They take turns, round by round, and their rates and latencies are those of
+// the median round: a machine or disk that is busy for a while spoils a round of each, not the figure of one.
+func line(ctx context.Context, o options, all []system, clients int) error {
+	rounds := make([][]result, len(all))
+	for round := range o.rounds {
+		for i, s := range all {
+			stop, err := profile(o.profile, fmt.Sprintf("%s-%d-%d", strings.ReplaceAll(s.name, " ", "-"), clients, round))
+			if err != nil {
+				return err
+			}
+			r, err := measure(ctx, s, clients, o.slice, fmt.Sprintf("round%d", round))
+			if err = errors.Join(err, stop()); err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+			if o.verbose {
+				fmt.Printf("%-22s %8d %12.0f %10v %10v %10v\n", s.name, clients, r.rate, shown(r.p50), shown(r.p99), shown(r.max))
+			}
+			rounds[i] = append(rounds[i], r)
+		}
+	}
+	base := 0.0
+	for i, s := range all {
+		m, rates := median(rounds[i])
+		if i == 0 {
+			base = m.rate
+		}
+		fmt.Printf("%-22s %8d %12.0f %10v %10v %10v %9.2fx  %.0f\n", s.name, clients, m.rate, shown(m.p50), shown(m.p99), shown(m.max), m.rate/base, rates)
+	}
+	return nil
+}
+
+func shown(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
+
+// median takes each figure's median, but the worst of the latencies that are a worst case; and the rates in the order measured.
+func median(rs []result) (m result, rates []float64) {
+	var p50, p99 []time.Duration
+	for _, r := range rs {
+		rates, p50, p99, m.max = append(rates, r.rate), append(p50, r.p50), append(p99, r.p99), max(m.max, r.max)
+	}
+	slices.Sort(p50)
+	slices.Sort(p99)
+	sorted := slices.Sorted(slices.Values(rates))
+	m.rate, m.p50, m.p99 = sorted[len(sorted)/2], p50[len(p50)/2], p99[len(p99)/2]
+	return m, rates
+}
+
+// profile writes what this process does until stop is called; nothing without a folder.
+func profile(dir, name string) (stop func() error, err error) {
+	if dir == "" {
+		return func() error { return nil }, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.Create(filepath.Join(dir, name+".cpu"))
+	if err != nil {
+		return nil, err
+	}
+	runtime.SetBlockProfileRate(10_000) // the profiles of blocks and of mutexes go on from line to line: pprof -base takes differences
+	runtime.SetMutexProfileFraction(10)
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() error {
+		pprof.StopCPUProfile()
+		err := f.Close()
+		for _, kind := range []string{"block", "mutex"} {
+			p, e := os.Create(filepath.Join(dir, name+"."+kind))
+			if err = errors.Join(err, e); e == nil {
+				err = errors.Join(err, pprof.Lookup(kind).WriteTo(p, 0), p.Close())
+			}
+		}
+		return err
+	}, nil
+}
+
 type result struct {
-	rate     float64
-	p50, p99 time.Duration
+	rate          float64
+	p50, p99, max time.Duration
 }
 
 // measure lets clients create nodes of 100 bytes, one after the other each, spread over the servers.
@@ -137,7 +252,7 @@ func measure(ctx context.Context, s system, clients int, length time.Duration, n
 		return result{}, err
 	}
 	slices.Sort(all)
-	return result{rate: float64(len(all)) / time.Since(start).Seconds(), p50: all[len(all)/2], p99: all[len(all)*99/100]}, nil
+	return result{rate: float64(len(all)) / time.Since(start).Seconds(), p50: all[len(all)/2], p99: all[len(all)*99/100], max: all[len(all)-1]}, nil
 }
 
 // clientsOf makes the clients of a measurement, and the node below which they create.

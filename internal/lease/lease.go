@@ -8,6 +8,7 @@
 package lease
 
 import (
+	"slices"
 	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
@@ -49,34 +50,40 @@ func (l Lease) Held(now time.Duration) (until time.Duration, held bool) {
 // LastSent returns when the youngest answered report was sent; false before the first.
 func (l Lease) LastSent() (time.Duration, bool) { return l.sent, l.granted }
 
-// Proofs is a voter's memory of the proofs of leadership that it has answered. It lives as long as the process: one that
-// starts takes it that it answered one just before.
+// Proofs is a voter's memory of the terms that it confirmed, for proof rounds and in reports (Carried). It lives as long as the
+// process: one that starts takes it that it confirmed an older term just before.
 type Proofs struct {
-	term id.Term
-	at   time.Duration
+	since time.Duration // start of the process
+	term  id.Term       // last confirmed
+	at    time.Duration // when
+	older time.Duration // when a term before that was last confirmed; 0: not since the start
 }
 
 // NewProofs is the memory of a voter process that starts at now.
-func NewProofs(now time.Duration) Proofs { return Proofs{at: now} }
+func NewProofs(now time.Duration) Proofs { return Proofs{since: now} }
 
-// Answer says whether the voter may answer a proof for the leader of that term, and remembers that it did. current is the
-// voter's Raft term. A voter that has told a newer term's leader its age (Age) answers no older one any more.
-func (p *Proofs) Answer(term, current id.Term, now time.Duration) bool {
-	if term < current || term < p.term {
-		return false
+// Confirm notes that the voter confirmed a term at now, and returns how long ago it last confirmed an older one. The caller
+// has found the voter in that term before the call and looks again after it: a confirmation that is overtaken by another
+// term does not count, but is in the memory before anybody can confirm the later term.
+func (p *Proofs) Confirm(term id.Term, now time.Duration) (sinceOlder time.Duration) {
+	if term > p.term {
+		if p.term != 0 {
+			p.older = p.at
+		}
+		p.term = term
 	}
-	p.term, p.at = term, now
-	return true
+	p.at = max(p.at, now)
+	return max(now-max(p.older, p.since), 0)
 }
 
-// Age returns how long ago the voter last answered a proof of an older term, for the new leader of term; false when
-// the voter knows a newer term. From now on it answers no proof of an older term.
-func (p *Proofs) Age(term, current id.Term, now time.Duration) (time.Duration, bool) {
-	if term < current || term < p.term {
-		return 0, false
-	}
-	p.term = term
-	return now - p.at, true
+// Carried says whether the vote that came with a report is, together with the leader's own confirmation of its term, the
+// proof of leadership that the answer needs, so that no voter need be asked. voted is the term that the sender confirmed
+// after the moment from which its lease counts, 0 for none; leads is the leader's term, and voters are the members of the Raft
+// configuration that vote. With up to three the sender and the leader are a quorum; both were in the term when the sender
+// voted, so no later one had a leader then, and every later leader asks one of the two how long ago that was.
+func Carried[T comparable](voted, leads id.Term, sender, leader T, voters []T) bool {
+	return voted != 0 && voted == leads && sender != leader && len(voters) <= 3 &&
+		slices.Contains(voters, sender) && slices.Contains(voters, leader)
 }
 
 // Book is what the Raft leader of one term knows about the brokers' leases. It begins with the term and ends with it.

@@ -24,22 +24,46 @@ func TestLeaseCountsFromSending(t *testing.T) {
 	}
 }
 
-func TestProofsAgeClosesOlderTerms(t *testing.T) {
+func TestProofsTellTheAgeOfOlderTerms(t *testing.T) {
 	p := NewProofs(100 * s)
-	if age, ok := p.Age(3, 3, 101*s); !ok || age != s {
-		t.Fatal("a new process counts from its start", age, ok)
+	for _, c := range []struct {
+		term       id.Term
+		now, since time.Duration
+	}{
+		{3, 101 * s, s},     // since its start
+		{3, 103 * s, 3 * s}, // the same term is no older one
+		{4, 105 * s, 2 * s}, // since 3 was confirmed last
+		{3, 106 * s, 3 * s}, // overtaken: it is in the memory, and does not count for its caller
+		{4, 107 * s, 4 * s},
+		{6, 108 * s, s},
+	} {
+		if since := p.Confirm(c.term, c.now); since != c.since {
+			t.Errorf("term %d at %v: an older one was confirmed %v ago, want %v", c.term, c.now, since, c.since)
+		}
 	}
-	if p.Answer(2, 2, 102*s) {
-		t.Fatal("a proof of term 2 after term 3 asked")
-	}
-	if !p.Answer(3, 3, 103*s) || p.Answer(3, 4, 104*s) {
-		t.Fatal("answers in its own term only")
-	}
-	if age, ok := p.Age(4, 4, 105*s); !ok || age != 2*s {
-		t.Fatal(age, ok)
-	}
-	if _, ok := p.Age(3, 4, 105*s); ok {
-		t.Fatal("told an old leader")
+}
+
+func TestCarriedVoteIsAQuorum(t *testing.T) {
+	three := []int{1, 2, 3}
+	for name, c := range map[string]struct {
+		voted, leads   id.Term
+		sender, leader int
+		voters         []int
+		want           bool
+	}{
+		"of three":               {5, 5, 2, 1, three, true},
+		"of two":                 {5, 5, 2, 1, []int{1, 2}, true},
+		"no vote":                {0, 0, 2, 1, three, false},
+		"an older term":          {4, 5, 2, 1, three, false},
+		"a later term":           {6, 5, 2, 1, three, false},
+		"the leader's own":       {5, 5, 1, 1, three, false},
+		"no voter":               {5, 5, 4, 1, three, false},
+		"the leader is no voter": {5, 5, 2, 4, three, false},
+		"two of five":            {5, 5, 2, 1, []int{1, 2, 3, 4, 5}, false},
+	} {
+		if got := Carried(c.voted, c.leads, c.sender, c.leader, c.voters); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
 	}
 }
 

@@ -24,6 +24,7 @@ type report struct {
 	inc     id.BrokerEpoch
 	applied id.Index
 	sent    time.Duration
+	voted   id.Term
 }
 
 type replica struct {
@@ -80,12 +81,55 @@ func (n *node) register() {
 	}
 }
 
+// report is a report from the choice of the leader on, with pauses where the real one may be descheduled.
 func (n *node) report() {
 	if n.leader < 0 || !n.registered() {
 		return
 	}
-	r := report{from: n.id, process: n.process, inc: n.st.brokers[n.id].inc, applied: id.Index(n.applied), sent: n.clock()}
-	n.w.send(n.id, n.leader, func(l *node) { l.reported(r) })
+	leader, r := n.leader, report{from: n.id, process: n.process, inc: n.st.brokers[n.id].inc}
+	if n.w.plant.voteBeforeLease {
+		r.voted = n.ownVote()
+	}
+	n.afterDawdling(func() {
+		r.sent = n.clock()
+		n.afterDawdling(func() {
+			if !n.w.plant.voteBeforeLease {
+				r.voted = n.ownVote()
+			}
+			r.applied = id.Index(n.applied)
+			n.sendReport(leader, r, 10)
+		})
+	})
+}
+
+// afterDawdling goes on at once, unless the node's reports stand still.
+func (n *node) afterDawdling(f func()) {
+	if d := n.w.dawdle[n.id]; d > 0 {
+		n.after(n.w.between(d*9/10, d), f)
+		return
+	}
+	f()
+}
+
+// ownVote is raftmeta's Node.Vote.
+func (n *node) ownVote() id.Term {
+	switch {
+	case n.voter && !n.w.plant.voteForgotten:
+		n.confirm(n.term)
+	case !n.voter && !n.w.plant.nonvoterVotes:
+		return 0
+	}
+	return id.Term(n.term)
+}
+
+func (n *node) sendReport(leader int, r report, again int) {
+	n.w.send(n.id, leader, func(l *node) { l.reported(r) })
+	if n.w.plant.voteReplayed && again > 0 {
+		n.after(400*time.Millisecond, func() {
+			r.sent, r.applied = n.clock(), id.Index(n.applied)
+			n.sendReport(leader, r, again-1)
+		})
+	}
 }
 
 func (n *node) reported(r report) {
@@ -94,12 +138,34 @@ func (n *node) reported(r report) {
 		return
 	}
 	n.book.Heard(bid(r.from), r.applied, n.clock())
-	if n.w.plant.grantWithoutProof {
+	if n.w.plant.grantWithoutProof || n.carried(r) {
 		n.answer([]report{r})
 		return
 	}
 	n.pending = append(n.pending, r)
 	n.round()
+}
+
+// carried is raftmeta's Node.ProveWith as far as it makes no round.
+func (n *node) carried(r report) bool {
+	config := []int{0, 1, 2}
+	if n.w.plant.nonvoterVotes && !slices.Contains(config, r.from) {
+		config[2] = r.from
+		if n.id == 2 {
+			config[0] = n.id
+		}
+	}
+	if n.w.plant.voteOfAnotherTerm && r.voted != 0 {
+		r.voted = id.Term(n.term)
+	}
+	if !Carried(r.voted, id.Term(n.term), r.from, n.id, config) {
+		return false
+	}
+	if n.w.plant.voteForgotten {
+		return true
+	}
+	_, ok := n.confirm(n.term)
+	return ok
 }
 
 // round answers the reports that came before it begins, if it succeeds.
@@ -190,7 +256,11 @@ func (n *node) move(p int) {
 	if n.book == nil || len(to) == 0 || r.leader < 0 {
 		return
 	}
-	leader := to[n.w.rng.IntN(len(to))]
+	n.moveTo(p, to[n.w.rng.IntN(len(to))])
+}
+
+func (n *node) moveTo(p, leader int) {
+	r := n.st.parts[p]
 	n.w.logf("node %d moves partition %d from %d to %d", n.id, p, r.leader, leader)
 	done := n.book.Hold(bid(r.leader))
 	at := n.appendLocal(command{kind: "elect", part: p, pepoch: r.pepoch, leader: leader, term: n.term})

@@ -235,6 +235,9 @@ func (n *node) advance() {
 }
 
 func (n *node) apply() {
+	if n.w.lagging[n.id] && n.role != "leader" {
+		return
+	}
 	for n.applied < n.commit {
 		e := n.log[n.applied]
 		n.applied++
@@ -269,7 +272,7 @@ func (n *node) startTerm(barrier int) {
 		youngest, answers := time.Duration(1<<62), 0
 		for i := range voters {
 			n.w.send(n.id, i, func(v *node) {
-				age, ok := v.proofs.Age(id.Term(term), id.Term(v.term), v.clock())
+				age, ok := v.confirm(term)
 				if !ok {
 					return
 				}
@@ -286,12 +289,20 @@ func (n *node) startTerm(barrier int) {
 	ask()
 }
 
+// confirm is a voter's answer in a proof round, and its own vote.
+func (n *node) confirm(term int) (sinceOlder time.Duration, ok bool) {
+	if n.term != term {
+		return 0, false
+	}
+	return n.proofs.Confirm(id.Term(term), n.clock()), true
+}
+
 // prove runs f when a quorum has confirmed the term, in a round that begins now; not at all if none does.
 func (n *node) prove(term int, f func()) {
 	answers := 0
 	for i := range voters {
 		n.w.send(n.id, i, func(v *node) {
-			if v.proofs.Answer(id.Term(term), id.Term(v.term), v.clock()) {
+			if _, ok := v.confirm(term); ok {
 				v.w.send(v.id, n.id, func(*node) {
 					if answers++; answers == voters/2+1 && n.role == "leader" && n.term == term {
 						f()

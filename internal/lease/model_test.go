@@ -3,6 +3,7 @@ package lease
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -54,6 +55,7 @@ func (w *world) heal() {
 	defer w.mu.Unlock()
 	w.logf("heal")
 	w.cut, w.slow, w.stuck = map[[2]int]bool{}, map[[2]int]time.Duration{}, map[int]time.Duration{}
+	w.dawdle, w.lagging = map[int]time.Duration{}, map[int]bool{}
 	for _, n := range w.nodes {
 		switch {
 		case !n.up:
@@ -82,7 +84,7 @@ func (w *world) fault() {
 	}
 	other := w.rng.IntN(brokers)
 	forSome := w.between(200*time.Millisecond, 7*time.Second)
-	switch w.rng.IntN(10) {
+	switch w.rng.IntN(11) {
 	case 0, 1:
 		w.pauseFor(n, w.between(50*time.Millisecond, 5*time.Second))
 	case 2:
@@ -95,6 +97,8 @@ func (w *world) fault() {
 		w.cutFor(forSome, both(n.id, 0, 1, 2)...)
 	case 9:
 		w.stickFor(n, forSome)
+	case 10:
+		w.dawdleFor(n, forSome)
 	case 7:
 		k := [2]int{n.id, other}
 		w.slow[k] = w.between(0, 400*time.Millisecond)
@@ -137,6 +141,13 @@ func (w *world) stickFor(n *node, d time.Duration) {
 	w.logf("entries to %d come late", n.id)
 	w.stuck[n.id] = w.between(0, d)
 	w.after(d, func() { delete(w.stuck, n.id) })
+}
+
+// dawdleFor has a node's reports stand still between two statements, while everything else in it goes on.
+func (w *world) dawdleFor(n *node, d time.Duration) {
+	w.logf("reports of %d dawdle", n.id)
+	w.dawdle[n.id] = w.between(0, d)
+	w.after(d, func() { delete(w.dawdle, n.id) })
 }
 
 // both is every link between a node and some others, in both directions.
@@ -234,6 +245,91 @@ var scripts = []struct {
 			w.killSuccessor(p, w.between(3700*time.Millisecond, 6*time.Second))
 		})
 	}},
+	{"a report reaches the stopped Raft leader after the next one has moved its partition", func(w *world) {
+		l := w.raftLeader()
+		if l == nil {
+			return
+		}
+		v := w.nodes[(l.id+1+w.rng.IntN(brokers-1))%brokers]
+		if !l.leads(v.id) {
+			return
+		}
+		w.pauseFor(l, w.between(3200*time.Millisecond, 3800*time.Millisecond))
+		for o := range brokers { // the stopped one hears of no successor
+			if o != v.id {
+				w.cutFor(8*time.Second, [2]int{o, l.id})
+			}
+		}
+		w.after(300*time.Millisecond, func() { // while it still takes the stopped one for the leader
+			w.dawdle[v.id] = w.between(2800*time.Millisecond, 3*time.Second)
+			w.after(400*time.Millisecond, func() { delete(w.dawdle, v.id) })
+		})
+		w.after(500*time.Millisecond, func() {
+			if v.voter {
+				w.lagging[v.id] = true
+			} else {
+				w.stuck[v.id] = 5 * time.Second
+			}
+		})
+		w.after(7*time.Second, func() { delete(w.stuck, v.id); delete(w.lagging, v.id) })
+		w.after(2600*time.Millisecond, func() {
+			if next := w.raftLeader(); next != nil && next != v {
+				for p, r := range next.st.parts {
+					if r.leader == v.id {
+						next.move(p)
+					}
+				}
+			}
+		})
+	}},
+	{"a voter's lease rests on its own votes when the Raft leader dies", func(w *world) {
+		l, v := w.raftLeader(), w.nodes[voters-1]
+		switch {
+		case l == nil || l != v && !l.leads(v.id):
+			return
+		case l == v:
+			w.killFor(l, 3*time.Second)
+			return
+		}
+		other := w.nodes[voters-2-l.id]
+		w.dawdle[l.id] = 4 * time.Second // its own reports ask all voters
+		w.after(time.Second, func() { delete(w.dawdle, l.id) })
+		for o := voters; o < brokers; o++ { // no reports but of the other voters; no fetches from the one
+			w.cutFor(2600*time.Millisecond, both(v.id, o)...)
+			w.cutFor(2600*time.Millisecond, both(l.id, o)...)
+		}
+		w.after(time.Second, func() {
+			w.cutFor(300*time.Millisecond, [2]int{l.id, v.id}) // which does not notice, and does not stand itself
+			w.killFor(l, 400*time.Millisecond)
+			var silence func(left int)
+			silence = func(left int) {
+				switch {
+				case other.book != nil:
+					w.cutFor(3*time.Second, both(v.id, other.id, l.id)...)
+				case left > 0:
+					w.after(5*time.Millisecond, func() { silence(left - 1) })
+				}
+			}
+			silence(100)
+		})
+	}},
+}
+
+// leads says whether a broker leads a partition that one outside of the voters may take over; if not, it is given one.
+func (n *node) leads(b int) bool {
+	for p, r := range n.st.parts {
+		if r.leader == b && slices.ContainsFunc(r.isr, func(x int) bool { return x >= voters && x != b }) {
+			n.w.logf("node %d leads partition %d, isr %v", b, p, r.isr)
+			return true
+		}
+	}
+	for p, r := range n.st.parts {
+		if slices.Contains(r.isr, b) && slices.Max(r.isr) >= voters && r.leader >= 0 && r.leader != b {
+			n.moveTo(p, b)
+			return false
+		}
+	}
+	return false
 }
 
 // orphan cuts a partition's leader off from the Raft leader, and from nobody else.
@@ -349,6 +445,11 @@ func TestModelCatchesPlantedFaults(t *testing.T) {
 		"fetch counted from receipt":           {plants{fetchFromReceipt: true}, -1},
 		"late proof of death counts":           {plants{deadWithoutContinued: true}, 5},
 		"grace forgotten by the next election": {plants{graceForgotten: true}, 4},
+		"vote taken before the lease counts":   {plants{voteBeforeLease: true}, 6},
+		"vote of another term":                 {plants{voteOfAnotherTerm: true}, 6},
+		"report repeated with its first vote":  {plants{voteReplayed: true}, 6},
+		"vote in a report is not remembered":   {plants{voteForgotten: true}, 7},
+		"vote of a broker that is no voter":    {plants{nonvoterVotes: true}, 6},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var script func(*world)

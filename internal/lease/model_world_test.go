@@ -27,6 +27,11 @@ type plants struct {
 	fetchFromReceipt     bool // a leader counts a fetch from its arrival, not from the stamp that it acknowledges
 	deadWithoutContinued bool // proof of a follower's death counts even if its fetches had stopped long before
 	graceForgotten       bool // an election with proof clears the grace that an earlier one left
+	voteBeforeLease      bool // a report's vote is taken before the moment from which the lease counts
+	voteOfAnotherTerm    bool // the Raft leader takes a vote for whatever term as one for its own
+	voteReplayed         bool // a report that is not answered is sent anew, with the vote that it had
+	voteForgotten        bool // neither sender nor leader remembers the vote of a report as a proof
+	nonvoterVotes        bool // a broker that is no voter votes too
 }
 
 type world struct {
@@ -39,8 +44,11 @@ type world struct {
 	cut    map[[2]int]bool
 	slow   map[[2]int]time.Duration
 	stuck  map[int]time.Duration // delay of Raft's entries to a node (a slow disk); its calls are as fast as ever
+	dawdle map[int]time.Duration // how long a node's reports stand still between two statements
 	taken  map[int64]bool        // instants with an event
-	over   bool
+
+	lagging map[int]bool // appends what the Raft leader sends, and does not apply it
+	over    bool
 
 	noElections bool
 
@@ -60,7 +68,7 @@ const (
 
 func newWorld(seed uint64, p plants) *world {
 	w := &world{rng: rand.New(rand.NewPCG(seed, 7)), start: time.Now(), plant: p, nparts: brokers, cut: map[[2]int]bool{},
-		slow: map[[2]int]time.Duration{}, stuck: map[int]time.Duration{}, taken: map[int64]bool{}}
+		slow: map[[2]int]time.Duration{}, stuck: map[int]time.Duration{}, dawdle: map[int]time.Duration{}, lagging: map[int]bool{}, taken: map[int64]bool{}}
 	w.maxEpoch, w.idle, w.lastSeen = make([]int, w.nparts), make([]time.Duration, w.nparts), make([]time.Duration, w.nparts)
 	w.mu.Lock()
 	defer w.mu.Unlock()
