@@ -408,6 +408,7 @@ type Command struct {
 	//	*Command_AwaitOffsets
 	//	*Command_FenceFetches
 	//	*Command_ExpireOffsets
+	//	*Command_ExplainRefusal
 	//	*Command_Annotate
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
@@ -806,6 +807,15 @@ func (x *Command) GetExpireOffsets() *ExpireOffsets {
 	return nil
 }
 
+func (x *Command) GetExplainRefusal() *ExplainRefusal {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ExplainRefusal); ok {
+			return x.ExplainRefusal
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetAnnotate() *Annotate {
 	if x != nil {
 		if x, ok := x.Body.(*Command_Annotate); ok {
@@ -955,6 +965,10 @@ type Command_ExpireOffsets struct {
 	ExpireOffsets *ExpireOffsets `protobuf:"bytes,75,opt,name=expire_offsets,json=expireOffsets,proto3,oneof"`
 }
 
+type Command_ExplainRefusal struct {
+	ExplainRefusal *ExplainRefusal `protobuf:"bytes,80,opt,name=explain_refusal,json=explainRefusal,proto3,oneof"`
+}
+
 type Command_Annotate struct {
 	Annotate *Annotate `protobuf:"bytes,90,opt,name=annotate,proto3,oneof"` // level 2
 }
@@ -1026,6 +1040,8 @@ func (*Command_AwaitOffsets) isCommand_Body() {}
 func (*Command_FenceFetches) isCommand_Body() {}
 
 func (*Command_ExpireOffsets) isCommand_Body() {}
+
+func (*Command_ExplainRefusal) isCommand_Body() {}
 
 func (*Command_Annotate) isCommand_Body() {}
 
@@ -4293,6 +4309,7 @@ type PublishGeneration struct {
 	AllTopics     bool                   `protobuf:"varint,7,opt,name=all_topics,json=allTopics,proto3" json:"all_topics,omitempty"` // the list of topics too: a member has a pattern
 	Withdraw      bool                   `protobuf:"varint,8,opt,name=withdraw,proto3" json:"withdraw,omitempty"`                    // show the raw tree to members again: the barrier is off
 	Rebalance     *Rebalance             `protobuf:"bytes,9,opt,name=rebalance,proto3" json:"rebalance,omitempty"`                   // cause and text
+	Strategy      int32                  `protobuf:"varint,10,opt,name=strategy,proto3" json:"strategy,omitempty"`                   // by which the members are expected to share partitions out: state.Legacy.Strategy
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4388,6 +4405,13 @@ func (x *PublishGeneration) GetRebalance() *Rebalance {
 		return x.Rebalance
 	}
 	return nil
+}
+
+func (x *PublishGeneration) GetStrategy() int32 {
+	if x != nil {
+		return x.Strategy
+	}
+	return 0
 }
 
 // CompleteGeneration says that the published generation has come to its end: joins of the next are let in.
@@ -4771,6 +4795,59 @@ func (x *FenceFetches) GetLift() bool {
 	return false
 }
 
+// ExplainRefusal keeps beside a group's rebalances that a member was not let in, and why. It changes nothing else.
+type ExplainRefusal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Rebalance     *Rebalance             `protobuf:"bytes,2,opt,name=rebalance,proto3" json:"rebalance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRefusal) Reset() {
+	*x = ExplainRefusal{}
+	mi := &file_state_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRefusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRefusal) ProtoMessage() {}
+
+func (x *ExplainRefusal) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRefusal.ProtoReflect.Descriptor instead.
+func (*ExplainRefusal) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *ExplainRefusal) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ExplainRefusal) GetRebalance() *Rebalance {
+	if x != nil {
+		return x.Rebalance
+	}
+	return nil
+}
+
 // Annotate belongs to level 2, which exists only under the build tag barnabas_level2 (tests of rolling upgrades).
 type Annotate struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4781,7 +4858,7 @@ type Annotate struct {
 
 func (x *Annotate) Reset() {
 	*x = Annotate{}
-	mi := &file_state_proto_msgTypes[54]
+	mi := &file_state_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4793,7 +4870,7 @@ func (x *Annotate) String() string {
 func (*Annotate) ProtoMessage() {}
 
 func (x *Annotate) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[54]
+	mi := &file_state_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4806,7 +4883,7 @@ func (x *Annotate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Annotate.ProtoReflect.Descriptor instead.
 func (*Annotate) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{54}
+	return file_state_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Annotate) GetNote() string {
@@ -4824,7 +4901,7 @@ const file_state_proto_rawDesc = "" +
 	"\x05Entry\x12\"\n" +
 	"\rclock_step_ms\x18\x01 \x01(\x04R\vclockStepMs\x12\x17\n" +
 	"\awall_ms\x18\x02 \x01(\x03R\x06wallMs\x126\n" +
-	"\bcommands\x18\x03 \x03(\v2\x1a.barnabas.state.v1.CommandR\bcommands\"\x81\x15\n" +
+	"\bcommands\x18\x03 \x03(\v2\x1a.barnabas.state.v1.CommandR\bcommands\"\xcf\x15\n" +
 	"\aCommand\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\rR\x05level\x12\x12\n" +
@@ -4870,7 +4947,8 @@ const file_state_proto_rawDesc = "" +
 	"\x0erelease_owners\x18C \x01(\v2 .barnabas.state.v1.ReleaseOwnersH\x00R\rreleaseOwners\x12F\n" +
 	"\rawait_offsets\x18D \x01(\v2\x1f.barnabas.state.v1.AwaitOffsetsH\x00R\fawaitOffsets\x12F\n" +
 	"\rfence_fetches\x18E \x01(\v2\x1f.barnabas.state.v1.FenceFetchesH\x00R\ffenceFetches\x12I\n" +
-	"\x0eexpire_offsets\x18K \x01(\v2 .barnabas.state.v1.ExpireOffsetsH\x00R\rexpireOffsets\x129\n" +
+	"\x0eexpire_offsets\x18K \x01(\v2 .barnabas.state.v1.ExpireOffsetsH\x00R\rexpireOffsets\x12L\n" +
+	"\x0fexplain_refusal\x18P \x01(\v2!.barnabas.state.v1.ExplainRefusalH\x00R\x0eexplainRefusal\x129\n" +
 	"\bannotate\x18Z \x01(\v2\x1b.barnabas.state.v1.AnnotateH\x00R\bannotateB\x06\n" +
 	"\x04body\"\x91\x02\n" +
 	"\x06Result\x12+\n" +
@@ -5155,7 +5233,7 @@ const file_state_proto_rawDesc = "" +
 	"\n" +
 	"PoolMember\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
-	"\x06topics\x18\x02 \x03(\tR\x06topics\"\xca\x02\n" +
+	"\x06topics\x18\x02 \x03(\tR\x06topics\"\xe6\x02\n" +
 	"\x11PublishGeneration\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1e\n" +
 	"\n" +
@@ -5168,7 +5246,9 @@ const file_state_proto_rawDesc = "" +
 	"\n" +
 	"all_topics\x18\a \x01(\bR\tallTopics\x12\x1a\n" +
 	"\bwithdraw\x18\b \x01(\bR\bwithdraw\x12:\n" +
-	"\trebalance\x18\t \x01(\v2\x1c.barnabas.state.v1.RebalanceR\trebalance\"\x86\x01\n" +
+	"\trebalance\x18\t \x01(\v2\x1c.barnabas.state.v1.RebalanceR\trebalance\x12\x1a\n" +
+	"\bstrategy\x18\n" +
+	" \x01(\x05R\bstrategy\"\x86\x01\n" +
 	"\x12CompleteGeneration\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1e\n" +
 	"\n" +
@@ -5198,7 +5278,10 @@ const file_state_proto_rawDesc = "" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x128\n" +
 	"\afetches\x18\x03 \x03(\v2\x1e.barnabas.state.v1.FencedFetchR\afetches\x12\x12\n" +
-	"\x04lift\x18\x04 \x01(\bR\x04lift\"\x1e\n" +
+	"\x04lift\x18\x04 \x01(\bR\x04lift\"b\n" +
+	"\x0eExplainRefusal\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12:\n" +
+	"\trebalance\x18\x02 \x01(\v2\x1c.barnabas.state.v1.RebalanceR\trebalance\"\x1e\n" +
 	"\bAnnotate\x12\x12\n" +
 	"\x04note\x18\x01 \x01(\tR\x04note*\x87\x04\n" +
 	"\x04Code\x12\x06\n" +
@@ -5262,7 +5345,7 @@ func file_state_proto_rawDescGZIP() []byte {
 }
 
 var file_state_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_state_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_state_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_state_proto_goTypes = []any{
 	(Code)(0),                   // 0: barnabas.state.v1.Code
 	(OffsetOrigin)(0),           // 1: barnabas.state.v1.OffsetOrigin
@@ -5322,7 +5405,8 @@ var file_state_proto_goTypes = []any{
 	(*AwaitOffsets)(nil),        // 55: barnabas.state.v1.AwaitOffsets
 	(*FencedFetch)(nil),         // 56: barnabas.state.v1.FencedFetch
 	(*FenceFetches)(nil),        // 57: barnabas.state.v1.FenceFetches
-	(*Annotate)(nil),            // 58: barnabas.state.v1.Annotate
+	(*ExplainRefusal)(nil),      // 58: barnabas.state.v1.ExplainRefusal
+	(*Annotate)(nil),            // 59: barnabas.state.v1.Annotate
 }
 var file_state_proto_depIdxs = []int32{
 	5,  // 0: barnabas.state.v1.Entry.commands:type_name -> barnabas.state.v1.Command
@@ -5361,47 +5445,49 @@ var file_state_proto_depIdxs = []int32{
 	55, // 33: barnabas.state.v1.Command.await_offsets:type_name -> barnabas.state.v1.AwaitOffsets
 	57, // 34: barnabas.state.v1.Command.fence_fetches:type_name -> barnabas.state.v1.FenceFetches
 	41, // 35: barnabas.state.v1.Command.expire_offsets:type_name -> barnabas.state.v1.ExpireOffsets
-	58, // 36: barnabas.state.v1.Command.annotate:type_name -> barnabas.state.v1.Annotate
-	0,  // 37: barnabas.state.v1.Result.code:type_name -> barnabas.state.v1.Code
-	7,  // 38: barnabas.state.v1.Result.stat:type_name -> barnabas.state.v1.Stat
-	6,  // 39: barnabas.state.v1.Result.parts:type_name -> barnabas.state.v1.Result
-	13, // 40: barnabas.state.v1.RegisterBroker.endpoints:type_name -> barnabas.state.v1.Endpoint
-	13, // 41: barnabas.state.v1.RegisterBroker.zookeeper:type_name -> barnabas.state.v1.Endpoint
-	13, // 42: barnabas.state.v1.RegisterBroker.cluster:type_name -> barnabas.state.v1.Endpoint
-	13, // 43: barnabas.state.v1.RegisterBroker.admin:type_name -> barnabas.state.v1.Endpoint
-	17, // 44: barnabas.state.v1.CreateTopic.assignments:type_name -> barnabas.state.v1.Assignment
-	18, // 45: barnabas.state.v1.CreateTopic.configs:type_name -> barnabas.state.v1.ConfigEntry
-	17, // 46: barnabas.state.v1.CreatePartitions.assignments:type_name -> barnabas.state.v1.Assignment
-	24, // 47: barnabas.state.v1.ElectLeaders.elections:type_name -> barnabas.state.v1.Election
-	18, // 48: barnabas.state.v1.SetConfig.entries:type_name -> barnabas.state.v1.ConfigEntry
-	29, // 49: barnabas.state.v1.ExpireSessions.sessions:type_name -> barnabas.state.v1.CloseSession
-	32, // 50: barnabas.state.v1.CreateZnode.acl:type_name -> barnabas.state.v1.Acl
-	32, // 51: barnabas.state.v1.SetAcl.acl:type_name -> barnabas.state.v1.Acl
-	32, // 52: barnabas.state.v1.ClaimOwner.acl:type_name -> barnabas.state.v1.Acl
-	1,  // 53: barnabas.state.v1.CommitOffsets.from:type_name -> barnabas.state.v1.OffsetOrigin
-	38, // 54: barnabas.state.v1.CommitOffsets.items:type_name -> barnabas.state.v1.OffsetItem
-	38, // 55: barnabas.state.v1.DeleteOffsets.items:type_name -> barnabas.state.v1.OffsetItem
-	42, // 56: barnabas.state.v1.ExpireOffsets.items:type_name -> barnabas.state.v1.ExpiredOffset
-	43, // 57: barnabas.state.v1.GroupMember.protocols:type_name -> barnabas.state.v1.GroupProtocol
-	45, // 58: barnabas.state.v1.GroupMember.consumer:type_name -> barnabas.state.v1.ConsumerMember
-	3,  // 59: barnabas.state.v1.ConsumerMember.state:type_name -> barnabas.state.v1.MemberState
-	46, // 60: barnabas.state.v1.ConsumerMember.assigned:type_name -> barnabas.state.v1.TopicPartitions
-	46, // 61: barnabas.state.v1.ConsumerMember.revoking:type_name -> barnabas.state.v1.TopicPartitions
-	46, // 62: barnabas.state.v1.ConsumerMember.target:type_name -> barnabas.state.v1.TopicPartitions
-	2,  // 63: barnabas.state.v1.PutGroup.state:type_name -> barnabas.state.v1.GroupState
-	44, // 64: barnabas.state.v1.PutGroup.members:type_name -> barnabas.state.v1.GroupMember
-	47, // 65: barnabas.state.v1.PutGroup.rebalance:type_name -> barnabas.state.v1.Rebalance
-	50, // 66: barnabas.state.v1.PublishGeneration.pool:type_name -> barnabas.state.v1.PoolMember
-	47, // 67: barnabas.state.v1.PublishGeneration.rebalance:type_name -> barnabas.state.v1.Rebalance
-	47, // 68: barnabas.state.v1.CompleteGeneration.rebalance:type_name -> barnabas.state.v1.Rebalance
-	53, // 69: barnabas.state.v1.ReleaseOwners.owned:type_name -> barnabas.state.v1.OwnedPartition
-	53, // 70: barnabas.state.v1.AwaitOffsets.partitions:type_name -> barnabas.state.v1.OwnedPartition
-	56, // 71: barnabas.state.v1.FenceFetches.fetches:type_name -> barnabas.state.v1.FencedFetch
-	72, // [72:72] is the sub-list for method output_type
-	72, // [72:72] is the sub-list for method input_type
-	72, // [72:72] is the sub-list for extension type_name
-	72, // [72:72] is the sub-list for extension extendee
-	0,  // [0:72] is the sub-list for field type_name
+	58, // 36: barnabas.state.v1.Command.explain_refusal:type_name -> barnabas.state.v1.ExplainRefusal
+	59, // 37: barnabas.state.v1.Command.annotate:type_name -> barnabas.state.v1.Annotate
+	0,  // 38: barnabas.state.v1.Result.code:type_name -> barnabas.state.v1.Code
+	7,  // 39: barnabas.state.v1.Result.stat:type_name -> barnabas.state.v1.Stat
+	6,  // 40: barnabas.state.v1.Result.parts:type_name -> barnabas.state.v1.Result
+	13, // 41: barnabas.state.v1.RegisterBroker.endpoints:type_name -> barnabas.state.v1.Endpoint
+	13, // 42: barnabas.state.v1.RegisterBroker.zookeeper:type_name -> barnabas.state.v1.Endpoint
+	13, // 43: barnabas.state.v1.RegisterBroker.cluster:type_name -> barnabas.state.v1.Endpoint
+	13, // 44: barnabas.state.v1.RegisterBroker.admin:type_name -> barnabas.state.v1.Endpoint
+	17, // 45: barnabas.state.v1.CreateTopic.assignments:type_name -> barnabas.state.v1.Assignment
+	18, // 46: barnabas.state.v1.CreateTopic.configs:type_name -> barnabas.state.v1.ConfigEntry
+	17, // 47: barnabas.state.v1.CreatePartitions.assignments:type_name -> barnabas.state.v1.Assignment
+	24, // 48: barnabas.state.v1.ElectLeaders.elections:type_name -> barnabas.state.v1.Election
+	18, // 49: barnabas.state.v1.SetConfig.entries:type_name -> barnabas.state.v1.ConfigEntry
+	29, // 50: barnabas.state.v1.ExpireSessions.sessions:type_name -> barnabas.state.v1.CloseSession
+	32, // 51: barnabas.state.v1.CreateZnode.acl:type_name -> barnabas.state.v1.Acl
+	32, // 52: barnabas.state.v1.SetAcl.acl:type_name -> barnabas.state.v1.Acl
+	32, // 53: barnabas.state.v1.ClaimOwner.acl:type_name -> barnabas.state.v1.Acl
+	1,  // 54: barnabas.state.v1.CommitOffsets.from:type_name -> barnabas.state.v1.OffsetOrigin
+	38, // 55: barnabas.state.v1.CommitOffsets.items:type_name -> barnabas.state.v1.OffsetItem
+	38, // 56: barnabas.state.v1.DeleteOffsets.items:type_name -> barnabas.state.v1.OffsetItem
+	42, // 57: barnabas.state.v1.ExpireOffsets.items:type_name -> barnabas.state.v1.ExpiredOffset
+	43, // 58: barnabas.state.v1.GroupMember.protocols:type_name -> barnabas.state.v1.GroupProtocol
+	45, // 59: barnabas.state.v1.GroupMember.consumer:type_name -> barnabas.state.v1.ConsumerMember
+	3,  // 60: barnabas.state.v1.ConsumerMember.state:type_name -> barnabas.state.v1.MemberState
+	46, // 61: barnabas.state.v1.ConsumerMember.assigned:type_name -> barnabas.state.v1.TopicPartitions
+	46, // 62: barnabas.state.v1.ConsumerMember.revoking:type_name -> barnabas.state.v1.TopicPartitions
+	46, // 63: barnabas.state.v1.ConsumerMember.target:type_name -> barnabas.state.v1.TopicPartitions
+	2,  // 64: barnabas.state.v1.PutGroup.state:type_name -> barnabas.state.v1.GroupState
+	44, // 65: barnabas.state.v1.PutGroup.members:type_name -> barnabas.state.v1.GroupMember
+	47, // 66: barnabas.state.v1.PutGroup.rebalance:type_name -> barnabas.state.v1.Rebalance
+	50, // 67: barnabas.state.v1.PublishGeneration.pool:type_name -> barnabas.state.v1.PoolMember
+	47, // 68: barnabas.state.v1.PublishGeneration.rebalance:type_name -> barnabas.state.v1.Rebalance
+	47, // 69: barnabas.state.v1.CompleteGeneration.rebalance:type_name -> barnabas.state.v1.Rebalance
+	53, // 70: barnabas.state.v1.ReleaseOwners.owned:type_name -> barnabas.state.v1.OwnedPartition
+	53, // 71: barnabas.state.v1.AwaitOffsets.partitions:type_name -> barnabas.state.v1.OwnedPartition
+	56, // 72: barnabas.state.v1.FenceFetches.fetches:type_name -> barnabas.state.v1.FencedFetch
+	47, // 73: barnabas.state.v1.ExplainRefusal.rebalance:type_name -> barnabas.state.v1.Rebalance
+	74, // [74:74] is the sub-list for method output_type
+	74, // [74:74] is the sub-list for method input_type
+	74, // [74:74] is the sub-list for extension type_name
+	74, // [74:74] is the sub-list for extension extendee
+	0,  // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_state_proto_init() }
@@ -5444,6 +5530,7 @@ func file_state_proto_init() {
 		(*Command_AwaitOffsets)(nil),
 		(*Command_FenceFetches)(nil),
 		(*Command_ExpireOffsets)(nil),
+		(*Command_ExplainRefusal)(nil),
 		(*Command_Annotate)(nil),
 	}
 	type x struct{}
@@ -5452,7 +5539,7 @@ func file_state_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_proto_rawDesc), len(file_state_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   55,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
