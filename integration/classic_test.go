@@ -156,7 +156,11 @@ func (f *flock) checkCommits() {
 func TestClassicGroupLosesItsCoordinator(t *testing.T) {
 	for name, balancer := range map[string]kgo.GroupBalancer{"eager": kgo.RangeBalancer(), "cooperative": kgo.CooperativeStickyBalancer()} {
 		t.Run(name, func(t *testing.T) {
-			const partitions, members, rounds = 12, 6, 4
+			const partitions, members = 12, 6
+			rounds := 4
+			if long() {
+				rounds = 30
+			}
 			c := harness.Start(t, harness.Options{Nodes: 3, Properties: map[string]string{"group.initial.rebalance.delay.ms": "0"}})
 			harness.CreateTopic(t, c.Brokers(), "work", partitions, 3, nil)
 			var h check.History

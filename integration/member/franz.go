@@ -3,6 +3,11 @@ package member
 import (
 	"context"
 	"fmt"
+	"maps"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -13,7 +18,7 @@ import (
 // franz is a member by franz-go. It commits what it has read every 100 ms.
 func franz(ctx context.Context, o Options, out *lines) error {
 	opts := []kgo.Opt{kgo.SeedBrokers(o.Brokers...), kgo.ClientID(o.Name), kgo.ConsumerGroup(o.Group), kgo.ConsumeTopics(o.Topic), kgo.DisableAutoCommit(),
-		kgo.MetadataMinAge(50 * time.Millisecond), kgo.SessionTimeout(6 * time.Second), kgo.HeartbeatInterval(300 * time.Millisecond),
+		kgo.MetadataMinAge(50 * time.Millisecond), kgo.SessionTimeout(o.Session), kgo.HeartbeatInterval(300 * time.Millisecond),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart())}
 	switch o.Balancer {
 	case "consumer":
@@ -30,7 +35,9 @@ func franz(ctx context.Context, o Options, out *lines) error {
 		return err
 	}
 	defer client.Close()
-	z := zombie{client: client, o: o, out: out, seen: time.Now()}
+	z := zombie{client: client, o: o, out: out, thawed: make(chan os.Signal, 1)}
+	signal.Notify(z.thawed, syscall.SIGCONT)
+	defer signal.Stop(z.thawed)
 	for ctx.Err() == nil {
 		z.look(ctx)
 		polled, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
@@ -54,7 +61,8 @@ type zombie struct {
 	client     *kgo.Client
 	o          Options
 	out        *lines
-	seen       time.Time // on the monotonic clock, which runs on while the process is stopped
+	thawed     chan os.Signal
+	looked     time.Time
 	member     string
 	generation int32
 	owned      []int32
@@ -64,17 +72,20 @@ func (z *zombie) look(ctx context.Context) {
 	if !z.o.Zombie {
 		return
 	}
-	stood := time.Since(z.seen)
-	z.seen = time.Now()
-	if stood < 3*time.Second {
-		if z.member, z.generation = z.client.GroupMetadata(); len(z.client.CommittedOffsets()[z.o.Topic]) > 0 {
-			z.owned = nil
-			for p := range z.client.CommittedOffsets()[z.o.Topic] {
-				z.owned = append(z.owned, p)
-			}
+	stood := time.Since(z.looked) > 2*time.Second // then the signal is on its way, and what is known by now may be new
+	z.looked = time.Now()
+	select {
+	case <-z.thawed:
+		z.commit(ctx)
+	default:
+		if committed := z.client.CommittedOffsets()[z.o.Topic]; len(committed) > 0 && !stood {
+			z.member, z.generation = z.client.GroupMetadata()
+			z.owned = slices.Collect(maps.Keys(committed))
 		}
-		return
 	}
+}
+
+func (z *zombie) commit(ctx context.Context) {
 	if len(z.owned) == 0 {
 		z.out.event("zombie", "owned nothing")
 		return

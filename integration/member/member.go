@@ -1,9 +1,11 @@
 // Package member has the group members that are written in Go and run as processes of their own, so that a test can freeze and
 // kill them: a test binary starts itself again with Env set (Command), and its TestMain calls Run. Each writes a line of JSON
-// {"partition":p,"offset":o} for each record that it received, and leaves its group when its standard input ends.
+// {"partition":p,"offset":o} for each record that it received. It joins when a line comes on its standard input, and leaves when that
+// ends.
 package member
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // Env, when set, makes a process a member: its value is the kind.
@@ -25,8 +28,9 @@ type Options struct {
 	Group     string
 	Topic     string
 	Name      string
-	Balancer  string // franz: "range", "sticky" or "cooperative"; "consumer" is KIP-848
-	Zombie    bool   // franz: after it stood still, commit offset 0 first with what it knew before
+	Session   time.Duration // timeout
+	Balancer  string        // franz: "range", "sticky" or "cooperative"; "consumer" is KIP-848
+	Zombie    bool          // franz: after it stood still, commit offset 0 first with what it knew before
 }
 
 // kinds are the members by the value of Env.
@@ -78,11 +82,17 @@ func run(kind string) error {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	out := &lines{to: os.Stdout}
+	out.event("ready", "")
+	in := bufio.NewReader(os.Stdin)
+	if _, err := in.ReadString('\n'); err != nil { // the word to join
+		return err
+	}
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
+		_, _ = io.Copy(io.Discard, in)
 		cancel()
 	}()
-	return member(ctx, o, &lines{to: os.Stdout})
+	return member(ctx, o, out)
 }
 
 // lines writes whole lines from several goroutines.

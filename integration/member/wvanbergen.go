@@ -19,7 +19,7 @@ import (
 // partitions sorted by (leader, partition) and cut into runs, claims after a second and again every second, deletes by
 // version 0, offsets written with the version that was read. It stops everything at each change of the ids and starts over.
 func wvanbergen(ctx context.Context, o Options, out *lines) error {
-	conn, _, err := zk.Connect(o.ZooKeeper, 6*time.Second, zk.WithLogger(quiet{})) // its own default is 1 s, which servers raise to 4
+	conn, _, err := zk.Connect(o.ZooKeeper, o.Session, zk.WithLogger(quiet{})) // its own default is 1 s, which servers raise to 4
 	if err != nil {
 		return err
 	}
