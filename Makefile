@@ -13,7 +13,7 @@ RACE := $(if $(filter true,$(CI)),-race)
 UNIT = $(shell $(GO) list ./... | grep -v /integration)
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo tools unit test race lint fuzz bench bench-znodes bench-failover bench-groups generate clean
+.PHONY: help build run demo tools unit test race lint chaos-groups fuzz bench bench-znodes bench-failover bench-groups generate clean
 
 help: ## print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ lint: ## gofmt, vet, staticcheck, import arrows and purity; lists the largest fu
 	$(GO) test ./internal/lint
 	@if [ "$(CI)" = true ]; then $(GO) generate ./... && git diff --exit-code; fi
 	@$(GO) run ./tools/largest
+
+chaos-groups: tools ## the fault scenarios of groups at full length
+	BARNABAS_LONG=1 $(GO) run ./tools/gotest -timeout 60m -p 1 -run 'TestClassicGroupLosesItsCoordinator|TestSessionsOverKilledLeaders|TestZombieCommit|TestOldMember' ./integration
 
 fuzz: ## run each fuzz target for a while (FUZZ=20s)
 	@tools/fuzz.sh $(FUZZ)
