@@ -45,6 +45,7 @@ type stage struct {
 	members map[string]string // id by name
 	gens    map[string]int32  // newest generation that a name was told
 	onReply func(name string, r Request, resp kmsg.Response, res *pb.Result)
+	onApply func(*state.View, []state.Change)
 }
 
 func newStage(t testing.TB, cfg Config) *stage {
@@ -65,6 +66,9 @@ func (s *stage) apply(c *pb.Command) *pb.Result {
 	}
 	s.index++
 	a := s.s.Apply(s.index, s.term, b)
+	if s.onApply != nil {
+		s.onApply(a.View, a.Changes)
+	}
 	if s.mind != nil {
 		s.act(s.mind.Changed(a.View, a.Changes, s.now-s.start))
 	}

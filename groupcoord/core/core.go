@@ -48,6 +48,14 @@ type Action struct {
 	Reply   *statepb.Result  // answer a Command; it is over
 	Answer  kmsg.Response    // answer a KafkaRequest; it is over
 	Note    *Note            // write it to the log
+	Count   *Count           // count it
+}
+
+// Count is one thing for the metrics: a request that a gate held, or a rebalance.
+type Count struct {
+	Gate         string        // which held a request; "": a rebalance
+	Held         time.Duration // for how long; 0: the gate did something else than hold
+	Kind, Reason string        // of the rebalance: of whose members, and its cause in one of few words
 }
 
 // Note is a line for the log: a message and slog's alternating keys and values.
@@ -80,6 +88,19 @@ type Config struct {
 	MaxSession   time.Duration // group.max.session.timeout.ms; default 30 min
 	MaxSize      int           // group.max.size; default no limit
 
+	// Of groups that the coordinator assigns (KIP-848).
+	ConsumerHeartbeat time.Duration // group.consumer.heartbeat.interval.ms; default 1 s (Kafka: 5 s), so that a change reaches all in about that
+	ConsumerSession   time.Duration // group.consumer.session.timeout.ms; default 45 s
+	ConsumerMaxSize   int           // group.consumer.max.size; default no limit
+	Migration         Migration     // group.consumer.migration.policy; default bidirectional
+	// Settle is how long a new member waits for others to come, so that they are assigned together; at most maxSettle in all. Default
+	// 200 ms, below 0 none.
+	Settle time.Duration
+	Hooks  Hooks
+
+	// Fetching lists the client connections that fetch a partition, as the brokers report them; nil: nobody knows.
+	Fetching func(id.TopicPartition) []Fetcher
+
 	OffsetsRetention time.Duration // offsets.retention.minutes; default 7 days
 	OffsetsCheck     time.Duration // offsets.retention.check.interval.ms; default 10 min
 }
@@ -89,15 +110,21 @@ func (c Config) withDefaults() Config {
 	c.MinSession = cmp.Or(c.MinSession, 6*time.Second)
 	c.MaxSession = cmp.Or(c.MaxSession, 30*time.Minute)
 	c.MaxSize = cmp.Or(c.MaxSize, 1<<31-1)
+	c.ConsumerHeartbeat = cmp.Or(c.ConsumerHeartbeat, time.Second)
+	c.ConsumerSession = cmp.Or(c.ConsumerSession, 45*time.Second)
+	c.ConsumerMaxSize = cmp.Or(c.ConsumerMaxSize, 1<<31-1)
+	c.Settle = cmp.Or(c.Settle, 200*time.Millisecond)
 	c.OffsetsRetention = cmp.Or(c.OffsetsRetention, 7*24*time.Hour)
 	c.OffsetsCheck = cmp.Or(c.OffsetsCheck, 10*time.Minute)
 	return c
 }
 
 // Coordinator is the mind of groups. Owners of znode consumers and offsets it grants one by one, by conditional commands.
-// Classic members (JoinGroup) it keeps by Kafka's rules: see group.
+// Classic members (JoinGroup) it keeps by Kafka's rules: see group. Groups with consumer members (ConsumerGroupHeartbeat) it assigns: see
+// Hooks.
 type Coordinator struct {
 	cfg    Config
+	hooks  Hooks
 	open   map[RequestID]Request // commands that are being proposed
 	groups map[string]*group     // with classic members, joining members, or an end to come
 	puts   map[RequestID]*group  // proposals of our own
@@ -105,6 +132,7 @@ type Coordinator struct {
 	loaded bool
 	next   time.Duration // the earliest deadline, or earlier
 	expiry expiry
+	legacy legacies // of znode consumers
 
 	// Of the call that runs.
 	v    *state.View
@@ -116,8 +144,8 @@ var _ Mind = (*Coordinator)(nil)
 
 // NewCoordinator starts a term without memory of earlier ones.
 func NewCoordinator(cfg Config) *Coordinator {
-	return &Coordinator{cfg: cfg.withDefaults(), open: map[RequestID]Request{}, groups: map[string]*group{}, puts: map[RequestID]*group{},
-		last: ownIDs, expiry: expiry{busy: map[RequestID]string{}}}
+	return &Coordinator{cfg: cfg.withDefaults(), hooks: cfg.Hooks, open: map[RequestID]Request{}, groups: map[string]*group{}, puts: map[RequestID]*group{},
+		last: ownIDs, expiry: expiry{busy: map[RequestID]string{}}, legacy: newLegacies()}
 }
 
 // begin starts a call; the first one of the term takes over the members that the state has.
@@ -134,6 +162,7 @@ func (c *Coordinator) begin(v *state.View, now time.Duration) {
 		}
 		return true
 	})
+	c.loadLegacy()
 }
 
 func (c *Coordinator) do(a Action) { c.acts = append(c.acts, a) }
@@ -145,12 +174,15 @@ func (c *Coordinator) Request(v *state.View, r Request, now time.Duration) []Act
 		c.kafka(r)
 		return c.acts
 	}
+	if c.legacyRequest(r) {
+		return c.acts
+	}
 	switch b := r.Command.GetBody().(type) {
 	case *statepb.Command_DeleteGroup:
 		if g := c.groups[b.DeleteGroup.Group]; g != nil && g.joining() {
 			return []Action{{Request: r.ID, Reply: &statepb.Result{Code: statepb.Code_NOT_EMPTY, Text: "members are joining the group"}}}
 		}
-	case *statepb.Command_ClaimOwner, *statepb.Command_CommitOffsets, *statepb.Command_DeleteOffsets:
+	case *statepb.Command_CommitOffsets, *statepb.Command_DeleteOffsets:
 	default:
 		return []Action{{Request: r.ID, Reply: &statepb.Result{Code: statepb.Code_INVALID, Text: "not a request of groups"}}}
 	}
@@ -167,7 +199,7 @@ func (c *Coordinator) Settled(v *state.View, id RequestID, res *statepb.Result, 
 		c.settled(g, res)
 		return c.acts
 	}
-	if c.settledExpiry(id, res) {
+	if c.settledExpiry(id, res) || c.legacySettled(id, res) {
 		return c.acts
 	}
 	r, ok := c.open[id]
@@ -175,11 +207,6 @@ func (c *Coordinator) Settled(v *state.View, id RequestID, res *statepb.Result, 
 		return nil
 	}
 	delete(c.open, id)
-	if claim := r.Command.GetClaimOwner(); claim != nil && r.Repeat && res.Code == statepb.Code_NODE_EXISTS {
-		if path, own := ownClaim(v, r.Command); own {
-			res = &statepb.Result{Index: res.Index, Zxid: int64(v.ZXID()), Path: path}
-		}
-	}
 	if b := r.Command.GetCommitOffsets(); b != nil && b.Member != "" && res.Code == statepb.Code_OK {
 		if g := c.groups[b.Group]; g != nil {
 			c.alive(g, b.Member)
@@ -198,9 +225,11 @@ func ownClaim(v *state.View, cmd *statepb.Command) (path string, own bool) {
 	return "/consumers/" + c.Group + "/owners/" + c.Topic + "/" + c.Name, own
 }
 
-// Changed needs nothing: what a group waits for comes as a request, a result or the time.
-func (c *Coordinator) Changed(v *state.View, _ []state.Change, now time.Duration) []Action {
+// Changed has consumer groups follow their topics. What else a group waits for comes as a request, a result or the time.
+func (c *Coordinator) Changed(v *state.View, changes []state.Change, now time.Duration) []Action {
 	c.begin(v, now)
+	c.topicsChanged(changes)
+	c.legacyChanged(changes)
 	return c.acts
 }
 
@@ -210,6 +239,9 @@ func (c *Coordinator) Cancel(v *state.View, r RequestID, now time.Duration) []Ac
 	if _, ok := c.open[r]; ok {
 		delete(c.open, r)
 		return nil
+	}
+	if c.legacyCancel(r) {
+		return c.acts
 	}
 	c.cancel(r)
 	return c.acts
@@ -229,5 +261,6 @@ func (c *Coordinator) Expire(v *state.View, now time.Duration) []Action {
 	c.begin(v, now)
 	c.expire()
 	c.expireOffsets()
+	c.expireLegacy()
 	return c.acts
 }

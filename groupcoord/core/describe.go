@@ -37,6 +37,8 @@ func (c *Coordinator) describe(r Request, req *kmsg.DescribeGroupsRequest) {
 		default:
 			out.State = st
 			switch kind {
+			case kindConsumer:
+				c.describeAsClassic(&out)
 			case kindClassic:
 				c.describeMembers(&out, st == "Stable")
 			case kindLegacy:
@@ -116,13 +118,34 @@ func (c *Coordinator) describeLegacy(out *kmsg.DescribeGroupsResponseGroup) {
 	})
 }
 
+// describeAsClassic shows a consumer group to tools that know no others: its members with what they may own.
+func (c *Coordinator) describeAsClassic(out *kmsg.DescribeGroupsResponseGroup) {
+	row, _ := c.v.Group(out.Group)
+	out.ProtocolType, out.Protocol = "consumer", row.Protocol
+	if out.State == "Reconciling" { // older tools know no such state
+		out.State = "PreparingRebalance"
+	}
+	for _, m := range row.Members {
+		o := kmsg.NewDescribeGroupsResponseGroupMember()
+		o.MemberID, o.ClientID, o.ClientHost = m.ID, m.Client, "/"+m.Host
+		if m.Instance != "" {
+			o.InstanceID = &m.Instance
+		}
+		meta := kmsg.NewConsumerMemberMetadata()
+		meta.Topics = m.Consumer.Topics
+		o.ProtocolMetadata, o.MemberAssignment = meta.AppendTo(nil), c.assignment(m)
+		out.Members = append(out.Members, o)
+	}
+}
+
 type kind int
 
 const (
-	kindNone    kind = iota
-	kindSimple       // offsets alone
-	kindClassic      // members came by JoinGroup
-	kindLegacy       // znode consumers are live
+	kindNone     kind = iota
+	kindSimple        // offsets alone
+	kindClassic       // members came by JoinGroup
+	kindConsumer      // the coordinator assigns
+	kindLegacy        // znode consumers are live
 )
 
 // kind tells what a group is, and its state in Kafka's words.
@@ -135,10 +158,14 @@ func (c *Coordinator) kind(name string) (kind, string) {
 	switch {
 	case !ok:
 		return kindNone, "Dead"
+	case row.Consumer && len(row.Members) > 0:
+		return kindConsumer, (&group{row: row}).state()
 	case len(row.Members) > 0:
 		return kindClassic, (&group{row: row}).state()
 	case legacy(c.v, name):
 		return kindLegacy, "Stable"
+	case row.Consumer:
+		return kindConsumer, "Empty"
 	case row.Classic():
 		return kindClassic, "Empty"
 	}
@@ -156,9 +183,9 @@ func (c *Coordinator) list(r Request, req *kmsg.ListGroupsRequest) {
 	wanted := func(filter []string, is string) bool {
 		return len(filter) == 0 || slices.ContainsFunc(filter, func(f string) bool { return strings.EqualFold(f, is) })
 	}
-	add := func(name, protocolType, st string) {
+	add := func(name, protocolType, st, typ string) {
 		out := kmsg.NewListGroupsResponseGroup()
-		out.Group, out.ProtocolType, out.GroupState, out.GroupType = name, protocolType, st, "classic"
+		out.Group, out.ProtocolType, out.GroupState, out.GroupType = name, protocolType, st, typ
 		if wanted(req.StatesFilter, st) && wanted(req.TypesFilter, out.GroupType) {
 			resp.Groups = append(resp.Groups, out)
 		}
@@ -166,16 +193,18 @@ func (c *Coordinator) list(r Request, req *kmsg.ListGroupsRequest) {
 	c.v.Groups(func(row *state.Group) bool {
 		switch kind, st := c.kind(row.Name); kind {
 		case kindClassic, kindSimple:
-			add(row.Name, row.ProtocolType, st)
+			add(row.Name, row.ProtocolType, st, "classic")
 		case kindLegacy:
-			add(row.Name, "consumer", st)
+			add(row.Name, "consumer", st, "classic")
+		case kindConsumer:
+			add(row.Name, "consumer", st, "consumer")
 		}
 		return true
 	})
 	for _, name := range c.names() { // first members on their way in
 		if g := c.groups[name]; g.reb != nil {
 			if _, ok := c.v.Group(name); !ok {
-				add(name, g.protocolType(), g.state())
+				add(name, g.protocolType(), g.state(), "classic")
 			}
 		}
 	}

@@ -3,6 +3,7 @@ package core
 import (
 	"cmp"
 	"math"
+	"regexp"
 	"slices"
 	"time"
 
@@ -50,12 +51,31 @@ type group struct {
 	retries  int
 	highest  int32 // generation seen in this term
 	arrivals int
+
+	// Of a consumer group.
+	waits     []Request // joins and new subscriptions that wait for others to come
+	waitFrom  time.Duration
+	planAt    time.Duration // when waits are carried out
+	admitting bool
+	moved     *plan              // why its topics are to be looked at
+	told      *statepb.Rebalance // of the epoch that members are coming to
+	since     time.Duration
+	regexes   map[string]*regexp.Regexp
 }
 
 // session is the clock of a member that does not wait here.
 type session struct {
 	timeout, ends time.Duration // ends never: it waits in joins
 	pending       bool          // the id was given out (79), no join with it yet
+
+	// Of a member of a consumer group; never: not running.
+	revokeBy time.Duration // it must have given up partitions
+	joinBy   time.Duration // a classic member must have joined again
+	syncBy   time.Duration // a classic member must have asked for its assignment
+}
+
+func newSession(timeout, ends time.Duration) *session {
+	return &session{timeout: timeout, ends: ends, revokeBy: never, joinBy: never, syncBy: never}
 }
 
 // join is a parked JoinGroup.
@@ -93,6 +113,13 @@ type draft struct {
 	record    *statepb.Rebalance
 	answers   []Action  // when it stands
 	requests  []Request // asked again when it is refused
+
+	// Of a consumer group.
+	plan    *plan           // it is to be assigned anew
+	tell    []telling       // who hears of the plan
+	changed map[string]bool // members
+	gone    []string
+	whole   bool // the group changes its kind
 }
 
 // put is a draft, proposed.
@@ -107,7 +134,7 @@ func (c *Coordinator) group(name string) *group {
 	g := c.groups[name]
 	if g == nil {
 		g = &group{name: name, sessions: map[string]*session{}, joins: map[string]*join{}, syncs: map[string]parkedSync{},
-			syncBy: never, unusedAt: never, retryAt: never}
+			syncBy: never, unusedAt: never, retryAt: never, planAt: never}
 		c.groups[name] = g
 	}
 	g.row, _ = c.v.Group(name)
@@ -123,6 +150,10 @@ func (c *Coordinator) load(row *state.Group) {
 	c.adopt(g)
 	if row.State == state.GroupCompleting {
 		g.syncBy = c.mark(c.now + longest(row.Members))
+	}
+	if row.Consumer {
+		g.moved = &plan{"topics", "its topics changed while there was no coordinator"}
+		c.mark(c.now)
 	}
 	c.goOn(g)
 	c.watchUnused(g)
@@ -141,7 +172,9 @@ func (c *Coordinator) mark(at time.Duration) time.Duration {
 }
 
 func (c *Coordinator) startSession(g *group, member string, timeout time.Duration, pending bool) {
-	g.sessions[member] = &session{timeout: timeout, ends: c.mark(c.now + timeout), pending: pending}
+	s := newSession(timeout, c.mark(c.now+timeout))
+	s.pending = pending
+	g.sessions[member] = s
 }
 
 // alive renews a member's session. A member that waits here needs none.
@@ -204,7 +237,7 @@ func (g *group) pending() int {
 
 // joining reports whether somebody is on the way into the group.
 func (g *group) joining() bool {
-	return len(g.joins) > 0 || len(g.queue) > 0 || g.put != nil || g.pending() > 0
+	return len(g.joins) > 0 || len(g.queue) > 0 || len(g.waits) > 0 || g.put != nil || g.pending() > 0
 }
 
 // everyone is the group as it would be if all came back: joins count in place of the members they will become.
@@ -241,6 +274,11 @@ func (g *group) state() string {
 		return "PreparingRebalance"
 	case g.row == nil, g.row.State == state.GroupEmpty:
 		return "Empty"
+	case g.row.Consumer:
+		if slices.ContainsFunc(g.row.Members, func(m *state.Member) bool { return !reconciled(m.Consumer, g.row.Generation) }) {
+			return "Reconciling"
+		}
+		return "Stable"
 	case g.row.State == state.GroupPreparing:
 		return "PreparingRebalance"
 	case g.row.State == state.GroupCompleting:
@@ -273,6 +311,9 @@ func (c *Coordinator) adopt(g *group) {
 	for _, m := range g.row.Members {
 		if s := g.sessions[m.ID]; s == nil || s.pending {
 			c.startSession(g, m.ID, ms(m.SessionMs), false)
+			if m.Consumer != nil && m.Consumer.State == state.MemberUnrevoked && !m.Classic() {
+				g.sessions[m.ID].revokeBy = c.mark(c.now + ms(m.RebalanceMs))
+			}
 		}
 	}
 }

@@ -24,6 +24,14 @@ func (c *Coordinator) kafka(r Request) {
 		c.change(req.Group, r)
 	case *kmsg.LeaveGroupRequest:
 		c.change(req.Group, r)
+	case *kmsg.ConsumerGroupHeartbeatRequest:
+		if e, why := refuseHeartbeat(req); e != nil {
+			c.refuse(r, e, why)
+			return
+		}
+		c.change(req.Group, r)
+	case *kmsg.ConsumerGroupDescribeRequest:
+		c.describeConsumers(r, req)
 	default: // nobody sends it: the node asks only what is above
 		c.do(Action{Request: r.ID, Answer: r.Kafka.Body.ResponseKind()})
 	}
@@ -46,11 +54,21 @@ func (c *Coordinator) change(name string, r Request) {
 func (c *Coordinator) carryOut(g *group, r Request) {
 	switch req := r.Kafka.Body.(type) {
 	case *kmsg.JoinGroupRequest:
-		c.join(g, r, req)
+		if g.modern() || req.ProtocolType == "consumer" && c.mixed(g) {
+			c.joinConsumer(g, r, req)
+		} else {
+			c.join(g, r, req)
+		}
 	case *kmsg.SyncGroupRequest:
-		c.sync(g, r, req)
+		if g.modern() {
+			c.syncConsumer(g, r, req)
+		} else {
+			c.sync(g, r, req)
+		}
 	case *kmsg.LeaveGroupRequest:
 		c.leave(g, r, req)
+	case *kmsg.ConsumerGroupHeartbeatRequest:
+		c.consumerHeartbeat(g, r, req)
 	}
 }
 
@@ -78,6 +96,9 @@ func failure(req kmsg.Request, e *kerr.Error, member string) kmsg.Response {
 		resp.ErrorCode = e.Code
 	case *kmsg.HeartbeatResponse:
 		resp.ErrorCode = e.Code
+	case *kmsg.ConsumerGroupHeartbeatResponse:
+		resp.ErrorCode = e.Code
+		resp.ErrorMessage = &e.Description
 	}
 	return resp
 }
@@ -154,9 +175,8 @@ func (c *Coordinator) refuseJoin(g *group, m *state.Member, req *kmsg.JoinGroupR
 		return kerr.UnknownMemberID
 	case req.ProtocolType == "" || len(m.Protocols) == 0:
 		return kerr.InconsistentGroupProtocol
-	case req.ProtocolType == "consumer" && c.onlyLegacy(g):
-		c.do(Action{Note: &Note{"a member was refused: consumers by ZooKeeper are live in the group, and both would read the same partitions",
-			[]any{"group", g.name, "client", m.Client, "host", m.Host}}})
+	case req.ProtocolType == "consumer" && c.legacyRefusal(g) != "":
+		c.do(Action{Note: &Note{"a member was refused: " + c.legacyRefusal(g), []any{"group", g.name, "client", m.Client, "host", m.Host}}})
 		return kerr.InconsistentGroupProtocol
 	}
 	others := g.everyone()
@@ -226,7 +246,7 @@ func (c *Coordinator) park(g *group, r Request, m *state.Member, req *kmsg.JoinG
 	}
 	g.arrivals++
 	g.joins[m.ID] = &join{req: r, version: req.Version, member: m, order: g.arrivals}
-	g.sessions[m.ID] = &session{timeout: ms(m.SessionMs), ends: never}
+	g.sessions[m.ID] = newSession(ms(m.SessionMs), never)
 	if g.reb != nil {
 		g.reb.last, g.reb.fresh = m.ID, true
 	}
@@ -335,6 +355,12 @@ func (c *Coordinator) cancel(r RequestID) {
 }
 
 func (c *Coordinator) cancelIn(g *group, r RequestID) (found bool) {
+	for i := range g.waits {
+		if g.waits[i].ID == r {
+			g.waits, found = append(g.waits[:i:i], g.waits[i+1:]...), true
+			break
+		}
+	}
 	for i := range g.queue { // it may be parked as well, when it is to be carried out again
 		if g.queue[i].ID == r {
 			g.queue, found = append(g.queue[:i:i], g.queue[i+1:]...), true

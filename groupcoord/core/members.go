@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -38,11 +39,16 @@ func (c *Coordinator) heartbeat(r Request, req *kmsg.HeartbeatRequest) {
 		return
 	}
 	g = c.group(req.Group)
-	e := check(g.row, req.MemberID, req.InstanceID)
-	if e == nil && req.Generation != g.row.Generation {
-		e = kerr.IllegalGeneration
+	var e *kerr.Error
+	switch {
+	case g.modern():
+		e = c.heartbeatConsumer(g, req)
+	default:
+		if e = check(g.row, req.MemberID, req.InstanceID); e == nil && req.Generation != g.row.Generation {
+			e = kerr.IllegalGeneration
+		}
 	}
-	if e == nil {
+	if e == nil && !g.modern() {
 		c.alive(g, req.MemberID)
 		if g.reb != nil {
 			e = kerr.RebalanceInProgress
@@ -153,6 +159,10 @@ func (c *Coordinator) leaver(g *group, member string, instance, reason *string) 
 		member = in.ID
 	}
 	m := g.cur().Member(member)
+	if m != nil && m.Consumer != nil {
+		c.removeConsumer(g, m, "leave", fmt.Sprintf("%s left%s", who(m), because(reason)))
+		return nil
+	}
 	if j := g.joins[member]; m == nil && j != nil {
 		m = j.member
 	}
@@ -207,6 +217,11 @@ func (c *Coordinator) expire() {
 				if s.ends != never {
 					c.revive(g, id)
 				}
+				for _, by := range []*time.Duration{&s.revokeBy, &s.joinBy, &s.syncBy} {
+					if *by != never {
+						*by += late
+					}
+				}
 			}
 		}
 		c.resume(g)
@@ -214,6 +229,10 @@ func (c *Coordinator) expire() {
 }
 
 func (c *Coordinator) expireIn(g *group) {
+	if g.modern() {
+		c.expireConsumers(g)
+		return
+	}
 	for _, id := range due(g.sessions, c.now) {
 		m := g.cur().Member(id)
 		if m == nil {

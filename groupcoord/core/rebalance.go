@@ -86,7 +86,7 @@ func (c *Coordinator) complete(g *group) {
 	case len(arrived) == 0:
 		r.ends = c.mark(c.now + max(longest(members), time.Second))
 		return
-	case c.onlyLegacy(g) && arrived[0].protocolType() == "consumer":
+	case arrived[0].protocolType() == "consumer" && c.legacyRefusal(g) != "":
 		c.refuseAll(g, kerr.InconsistentGroupProtocol)
 		return
 	}
@@ -98,6 +98,7 @@ func (c *Coordinator) complete(g *group) {
 	if len(members) == 0 {
 		return
 	}
+	d.row.Consumer, d.row.Subscribed = false, 0
 	d.row.ProtocolType = arrived[0].protocolType()
 	d.row.Protocol, _ = vote(members)
 	if g.joins[d.row.Leader] == nil {
@@ -147,6 +148,9 @@ func (c *Coordinator) resume(g *group) {
 		g.retryAt = never
 	}
 	if !c.busy(g) {
+		if c.now >= g.planAt {
+			c.admit(g)
+		}
 		c.answerSyncs(g)
 		queue := g.queue
 		g.queue = nil
@@ -165,6 +169,8 @@ func (c *Coordinator) step(g *group) {
 	if c.busy(g) {
 		return
 	}
+	c.topicsMoved(g)
+	c.planConsumers(g)
 	if g.reb != nil {
 		c.complete(g)
 	}
@@ -179,7 +185,7 @@ func (c *Coordinator) step(g *group) {
 			DeleteGroup: &statepb.DeleteGroup{Group: g.name, OnlyUnused: true}}}})
 		return
 	}
-	if g.reb == nil && !g.joining() && len(g.sessions) == 0 && g.unusedAt == never {
+	if g.reb == nil && !g.joining() && g.moved == nil && len(g.sessions) == 0 && g.unusedAt == never {
 		delete(c.groups, g.name)
 	}
 }
@@ -194,6 +200,10 @@ func (c *Coordinator) propose(g *group) {
 	d := g.draft
 	g.draft = nil
 	row := &d.row
+	if row.Consumer {
+		c.proposeConsumers(g, d)
+		return
+	}
 	if len(row.Members) == 0 {
 		row.State, row.Protocol, row.Leader = state.GroupEmpty, "", ""
 		row.Generation = g.highest + 1
@@ -219,9 +229,10 @@ func (c *Coordinator) propose(g *group) {
 func memberMessage(m *state.Member, s state.GroupState) *statepb.GroupMember {
 	out := &statepb.GroupMember{Id: m.ID, Instance: m.Instance, Client: m.Client, Host: m.Host, SessionMs: m.SessionMs,
 		RebalanceMs: m.RebalanceMs}
-	if s == state.GroupStable {
+	if s == state.GroupStable || s == state.GroupPreparing { // in force until they join again
 		out.Assignment = m.Assignment
 	}
+	out.Consumer = consumerMessage(m.Consumer)
 	for _, p := range m.Protocols {
 		out.Protocols = append(out.Protocols, &statepb.GroupProtocol{Name: p.Name, Metadata: p.Metadata})
 	}
@@ -262,9 +273,8 @@ func (c *Coordinator) stands(g *group, p *put) {
 	for _, a := range p.answers {
 		c.do(a)
 	}
-	if r := p.record; r != nil {
-		c.do(Action{Note: &Note{"group rebalanced", []any{"group", g.name, "generation", r.Generation, "cause", r.Cause, "why", r.Text,
-			"before", r.Before, "after", r.After, "joined", r.Joined, "left", r.Left, "waited_ms", r.WaitedMs, "waited_for", r.WaitedFor}}})
+	if r := p.record; r != nil && r != g.told { // one whose members are still coming to it is told later
+		c.do(Action{Note: rebalanced(g.name, r)})
 	}
 	switch {
 	case g.row == nil:
@@ -285,6 +295,11 @@ func (c *Coordinator) stands(g *group, p *put) {
 		g.syncBy = never
 	}
 	c.watchUnused(g)
+}
+
+func rebalanced(group string, r *statepb.Rebalance) *Note {
+	return &Note{"group rebalanced", []any{"group", group, "generation", r.Generation, "cause", r.Cause, "why", r.Text, "before", r.Before,
+		"after", r.After, "joined", r.Joined, "left", r.Left, "waited_ms", r.WaitedMs, "waited_for", r.WaitedFor}}
 }
 
 // answerSyncs answers those who wait for an assignment, once it stands.
@@ -332,8 +347,9 @@ func (c *Coordinator) markAll(g *group) {
 		return
 	}
 	for _, s := range g.sessions {
-		c.mark(s.ends)
+		c.mark(min(s.ends, s.revokeBy, s.joinBy, s.syncBy))
 	}
+	c.mark(g.planAt)
 	c.mark(g.syncBy)
 	c.mark(g.unusedAt)
 	if r := g.reb; r != nil {

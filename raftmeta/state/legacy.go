@@ -470,24 +470,34 @@ func (v *View) OwnerOf(group, topic string, partition int32) (dir, name string, 
 // OffsetAwaited reports whether a member's read of an offset is to wait: another session owns the partition since before the
 // present generation and is about to give it up, or it is reserved for another consumer whose session expired.
 func (v *View) OffsetAwaited(s id.SessionID, group, topic string, partition int32) bool {
-	g := v.Generation(s, group)
-	if g == nil || !v.GateOn(group, GateOffset) {
+	if v.Generation(s, group) == nil {
 		return false
 	}
-	member, _ := v.MemberOf(s, group)
-	return v.awaits(g, s, member, topic, partition)
+	_, waits := v.OffsetWaits(s, group, topic, partition)
+	return waits
 }
 
-func (v *View) awaits(g *Legacy, s id.SessionID, member, topic string, partition int32) bool {
-	dir, _, z := v.OwnerOf(g.Group, topic, partition)
+// OffsetWaits tells for whose session the read of an offset waits, 0 for one that expired. s is the reader's session, 0 when its member
+// is not known: then nothing is awaited once the generation is complete.
+func (v *View) OffsetWaits(s id.SessionID, group, topic string, partition int32) (by id.SessionID, waits bool) {
+	g, ok := v.Legacy(group)
+	if !ok || g.Number == 0 || g.Withdrawn || s == 0 && g.Complete || !v.GateOn(group, GateOffset) {
+		return 0, false
+	}
+	dir, _, z := v.OwnerOf(group, topic, partition)
 	if z != nil {
-		// pykafka and wvanbergen read offsets after they have claimed, and keep what stays theirs.
+		// pykafka and wvanbergen read offsets after they have claimed, and pykafka keeps what stays its own.
 		gives := z.Dialect == DialectJVM || z.Dialect == DialectKafkaNode
-		return gives && id.SessionID(z.Stat.EphemeralOwner) != s && z.Stat.EphemeralOwner != 0 && z.Stat.Czxid <= g.Zxid
+		by = id.SessionID(z.Stat.EphemeralOwner)
+		return by, gives && by != 0 && by != s && z.Stat.Czxid <= g.Zxid
 	}
 	if dir == "" {
 		dir = topic
 	}
 	r := g.Reservation(dir, partition)
-	return r != nil && r.Member != member
+	if r == nil {
+		return 0, false
+	}
+	member, _ := v.MemberOf(s, group)
+	return 0, r.Member != member
 }

@@ -1,0 +1,403 @@
+// Legacy groups: consumers that keep their group in znodes (Kafka 0.8.1 to 1.1, kafka-node, pykafka, wvanbergen/kafka). Binding:
+// groups.md "Generation barrier" and "Holds"; how old clients behave is in zk-paths.md 2, 3 and 6.
+//
+// The raw tree changes at once, so that everybody but the members of the group sees the truth. Members see the *published
+// generation* (state.Legacy): the ids with their registrations, the partition maps of their topics and, with a pattern, the list of
+// topics. The life of a generation:
+//
+//	change    something that members would see differs from what is published; the settle window begins
+//	publish   one command, when the window is over and the last generation is complete: held joins are answered, each other member
+//	          gets one event (zkcompat does that from the state's change GenerationShown)
+//	complete  every partition was claimed in it, a member died, or the cap passed; the state remembers it (CompleteGeneration)
+//
+// What a node asks is parked here as a *held request until it may be answered: joins (legacy_barrier.go), claims and reads of
+// offsets (legacy_claims.go). legacy_repair.go ends what members left behind: reservations, connections, members that gave up.
+// All of it is memory of the term: a new coordinator gets the requests again from the nodes and finds the rest in the state.
+//
+// # Seams for groups that also have other members (groups.md, "Mixed groups")
+//
+// Coordinator.legacy.hooks is nil-safe; set it before the first call. Pool names the registrations of the next generation that stand for
+// modern members; May lets a publish wait until they have given up what leaves their block; Theirs says which partitions no znode
+// consumer will claim; Held which ones a modern member still has, so that claims wait. Turned is told of every generation
+// that was published or completed. The other way round: poolChanged asks for a new generation, ownedByLegacy and the state's reservations
+// tell what znode consumers have, unknownTo whether a generation is still to be published or claimed.
+package core
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+// Bounds of groups.md.
+const (
+	settleAfter    = 300 * time.Millisecond // after the last change
+	settleAtMost   = 3 * time.Second        // after the first
+	completeWithin = 10 * time.Second       // after the publish
+	joinBound      = 13 * time.Second       // then a generation of its own
+	claimBound     = 8 * time.Second
+	fetchBound     = 5 * time.Second // OffsetFetch: clients' sockets give up at 10 s
+)
+
+// LegacyHooks are for members of other kinds in a group of znode consumers. nil fields mean that there are none.
+type LegacyHooks struct {
+	// Pool is which registrations stand for modern members in the next generation.
+	Pool func(v *state.View, group string) []*statepb.PoolMember
+	// May reports whether the next generation may be published now; it is asked again at each turn and by poolChanged.
+	May func(v *state.View, group string) bool
+	// Theirs reports whether a partition is in the modern members' block of the published generation.
+	Theirs func(v *state.View, group, topic string, partition int32) bool
+	// Held reports whether a modern member still has a partition; ask claims again with Coordinator.legacyTurn.
+	Held func(v *state.View, group, topic string, partition int32) bool
+	// Turned is told that a generation was published (complete false) or completed.
+	Turned func(g *state.Legacy)
+}
+
+// legacies is the memory of all legacy groups in this term.
+type legacies struct {
+	hooks   LegacyHooks
+	groups  map[string]*legacyGroup
+	asked   map[RequestID]*held        // requests whose command is being proposed
+	waiting map[id.SessionID]*held     // what a session waits for: it has one request in flight
+	puts    map[RequestID]*legacyGroup // proposals of our own
+	order   int
+}
+
+func newLegacies() legacies {
+	return legacies{groups: map[string]*legacyGroup{}, asked: map[RequestID]*held{}, waiting: map[id.SessionID]*held{},
+		puts: map[RequestID]*legacyGroup{}}
+}
+
+// legacyGroup is the memory of one group.
+type legacyGroup struct {
+	name string
+	row  *state.Legacy // what is published; nil: nothing ever was
+
+	stale   bool // want is to be made again
+	want    wanted
+	regs    map[string]parsed // registrations by id, as they were read last
+	pattern map[string]pattern
+	since   time.Duration // of the first change that is not published; never: none
+	last    time.Duration // of the newest
+	why     []reason      // of the changes since the last publish
+
+	number    int32                          // generation that missing is of
+	began     time.Duration                  // when it was published, or seen first in this term
+	missing   map[id.TopicPartition]struct{} // not claimed in it
+	claimedBy string                         // who claimed last
+	gone      bool                           // a member died in it
+	putting   RequestID                      // proposal in flight; 0: none
+	retryAt   time.Duration                  // after one whose outcome is unknown
+	joins     []*held                        // in the order of their arrival, as the others
+	claims    []*held
+	reads     []*held
+	mixes     []*held // creates of members that do not agree with those that are there
+	used      map[state.Gate]holdSum
+	failed    map[id.SessionID]*failedMember
+	fetchers  map[id.TopicPartition]*reservedFetch // of partitions that are, or were, reserved
+	next      time.Duration
+}
+
+// held is a request that is answered later.
+type held struct {
+	req     Request
+	gate    state.Gate
+	group   string
+	session id.SessionID // 0: not of a session
+	since   time.Duration
+	until   time.Duration
+	order   int
+
+	memberID  string // of a join
+	result    *statepb.Result
+	topic     string // of a claim, as in its path
+	partition int32
+	tries     int
+	check     bool // for a cycle of waits
+	waited    bool // it was not answered at once
+}
+
+// holdSum is how much a gate was used for a generation.
+type holdSum struct {
+	n     int
+	total time.Duration
+}
+
+// reason is one change as people are told of it.
+type reason struct{ cause, text string }
+
+// loadLegacy finds the groups of znode consumers at the start of the term.
+func (c *Coordinator) loadLegacy() {
+	c.v.Groups(func(row *state.Group) bool {
+		if _, ok := c.v.Legacy(row.Name); ok || legacy(c.v, row.Name) {
+			c.legacyTurn(c.legacyGroup(row.Name))
+		}
+		return true
+	})
+}
+
+func (c *Coordinator) legacyGroup(name string) *legacyGroup {
+	g := c.legacy.groups[name]
+	if g == nil {
+		g = &legacyGroup{name: name, stale: true, since: never, retryAt: never, next: never, regs: map[string]parsed{},
+			pattern: map[string]pattern{}, used: map[state.Gate]holdSum{}, failed: map[id.SessionID]*failedMember{}, fetchers: map[id.TopicPartition]*reservedFetch{}}
+		c.legacy.groups[name] = g
+		row, _ := c.v.Legacy(name)
+		c.beginGeneration(g, row)
+	}
+	return g
+}
+
+// legacyRequest takes a request of znode consumers; false: it is none.
+func (c *Coordinator) legacyRequest(r Request) bool {
+	h := &held{req: r, session: id.SessionID(r.Command.GetOrigin().GetSession()), since: c.now}
+	c.legacy.order++
+	h.order = c.legacy.order
+	path := ""
+	switch b := r.Command.GetBody().(type) {
+	case *statepb.Command_CreateZnode:
+		path = b.CreateZnode.Path
+	case *statepb.Command_SetZnode:
+		path = b.SetZnode.Path
+	case *statepb.Command_ClaimOwner:
+		h.gate, h.group, h.topic = state.GateClaim, b.ClaimOwner.Group, b.ClaimOwner.Topic
+		h.partition, h.until = b.ClaimOwner.Partition, c.now+claimBound
+		c.claim(c.legacyGroup(h.group), h)
+		return true
+	case *statepb.Command_AwaitOffsets:
+		h.gate, h.group, h.until = state.GateOffset, b.AwaitOffsets.Group, c.now+claimBound
+		if h.session == 0 {
+			h.until = c.now + fetchBound
+		}
+		c.awaitOffsets(c.legacyGroup(h.group), h)
+		return true
+	default:
+		return false
+	}
+	p := state.ParsePath(path)
+	if p.Kind != state.PathMember {
+		c.do(Action{Request: r.ID, Reply: &statepb.Result{Code: statepb.Code_INVALID, Text: path + " is no member of a group", Index: uint64(c.v.Index())}})
+		return true
+	}
+	h.group, h.memberID, h.until = p.Group, p.Name, c.now+joinBound
+	c.joinLegacy(c.legacyGroup(p.Group), h)
+	return true
+}
+
+// legacySettled takes the result of a command of a legacy group; false: it is of another.
+func (c *Coordinator) legacySettled(r RequestID, res *statepb.Result) bool {
+	if g, ok := c.legacy.puts[r]; ok {
+		delete(c.legacy.puts, r)
+		if g.putting == r {
+			g.putting = 0
+			if res.Code == statepb.Code_STALE_TERM { // unknown: what the state then shows decides
+				g.retryAt = c.now + retryAfter
+			}
+		}
+		c.legacyTurn(g)
+		return true
+	}
+	h, ok := c.legacy.asked[r]
+	if !ok {
+		return false
+	}
+	delete(c.legacy.asked, r)
+	g := c.legacyGroup(h.group)
+	if h.gate == state.GateClaim {
+		c.claimSettled(g, h, res)
+	} else {
+		c.joinSettled(g, h, res)
+	}
+	c.legacyTurn(g)
+	return true
+}
+
+// legacyChanged follows the state.
+func (c *Coordinator) legacyChanged(changes []state.Change) {
+	touched := map[string]bool{}
+	for i := range changes {
+		ch := &changes[i]
+		switch ch.Kind {
+		case state.ZnodeCreated, state.ZnodeDeleted, state.ZnodeData:
+			if !strings.HasPrefix(ch.Path, "/consumers/") {
+				continue
+			}
+			p := state.ParsePath(ch.Path)
+			switch p.Kind {
+			case state.PathMember:
+				g := c.legacyGroup(p.Group)
+				g.stale = true
+				if ch.Kind == state.ZnodeDeleted {
+					c.memberLeft(g, p.Name, ch.Session)
+				}
+				touched[p.Group] = true
+			case state.PathOwner:
+				c.ownerChanged(c.legacyGroup(p.Group), p, ch.Kind)
+				touched[p.Group] = true
+			}
+		case state.GroupChanged, state.GenerationShown:
+			if c.legacy.groups[ch.Group] != nil || ch.Kind == state.GenerationShown {
+				touched[ch.Group] = true
+			}
+		case state.TopicCreated, state.TopicDeleted, state.TopicGrown:
+			for name, g := range c.legacy.groups {
+				g.stale = true
+				touched[name] = true
+			}
+		case state.ConfigCreated, state.ConfigData, state.ConfigDeleted:
+			if ch.Type == state.GroupConfigs {
+				touched[ch.Name] = true
+				c.legacyGroup(ch.Name).stale = true
+			}
+		}
+	}
+	for _, name := range sortedKeys(touched) {
+		c.legacyTurn(c.legacyGroup(name))
+	}
+}
+
+// legacyCancel forgets a request whose client is gone; false: it is none of a legacy group. What it did to the tree stands.
+func (c *Coordinator) legacyCancel(r RequestID) bool {
+	if _, ok := c.legacy.asked[r]; ok {
+		delete(c.legacy.asked, r)
+		return true
+	}
+	for _, g := range c.legacy.groups {
+		for _, list := range []*[]*held{&g.joins, &g.claims, &g.reads, &g.mixes} {
+			i := slices.IndexFunc(*list, func(h *held) bool { return h.req.ID == r })
+			if i < 0 {
+				continue
+			}
+			h := (*list)[i]
+			*list = slices.Delete(*list, i, i+1)
+			c.stopWaiting(h)
+			c.legacyTurn(g)
+			return true
+		}
+	}
+	return false
+}
+
+// expireLegacy does what is due.
+func (c *Coordinator) expireLegacy() {
+	for _, name := range sortedKeys(c.legacy.groups) {
+		g := c.legacy.groups[name]
+		if g.next <= c.now {
+			c.legacyTurn(g)
+		} else {
+			c.mark(g.next)
+		}
+	}
+}
+
+// legacyTurn decides everything that can be decided of a group now.
+func (c *Coordinator) legacyTurn(g *legacyGroup) {
+	g.next = never
+	c.look(g)
+	c.turnReservations(g)
+	c.turnCompletion(g)
+	c.turnPublish(g)
+	c.turnJoins(g)
+	c.turnClaims(g)
+	c.turnReads(g)
+	c.turnMixes(g)
+	c.turnGhosts(g)
+	if g.next != never {
+		c.mark(g.next)
+	}
+	idle := len(g.joins)+len(g.claims)+len(g.reads)+len(g.mixes)+len(g.failed) == 0 && g.putting == 0 && g.since == never
+	if idle && len(g.want.members) == 0 && (g.row == nil || len(g.row.Members)+len(g.row.Reserved) == 0) && !c.isAsked(g.name) {
+		delete(c.legacy.groups, g.name)
+	}
+}
+
+func (c *Coordinator) isAsked(group string) bool {
+	for _, h := range c.legacy.asked {
+		if h.group == group {
+			return true
+		}
+	}
+	return false
+}
+
+// wake has a group looked at again at a moment.
+func (g *legacyGroup) wake(at time.Duration) { g.next = min(g.next, at) }
+
+// hold parks a request, and says so in the graph of waits.
+func (c *Coordinator) hold(list *[]*held, h *held) {
+	i, _ := slices.BinarySearchFunc(*list, h, func(a, b *held) int { return a.order - b.order })
+	*list = slices.Insert(*list, i, h)
+	h.check = true
+	if h.session != 0 {
+		c.legacy.waiting[h.session] = h
+	}
+}
+
+func (c *Coordinator) stopWaiting(h *held) {
+	if c.legacy.waiting[h.session] == h {
+		delete(c.legacy.waiting, h.session)
+	}
+}
+
+// letGo answers a held request.
+func (c *Coordinator) letGo(g *legacyGroup, h *held, res *statepb.Result) {
+	c.stopWaiting(h)
+	if waited := c.now - h.since; h.waited {
+		u := g.used[h.gate]
+		g.used[h.gate] = holdSum{u.n + 1, u.total + waited}
+		c.do(Action{Count: &Count{Gate: string(h.gate), Held: waited}})
+	}
+	res.Index = max(res.Index, uint64(c.v.Index())) // the client is answered from a view that shows why
+	c.do(Action{Request: h.req.ID, Reply: res})
+}
+
+// propose carries out a held request's own command.
+func (c *Coordinator) proposeHeld(h *held) {
+	c.legacy.asked[h.req.ID] = h
+	c.do(Action{Request: h.req.ID, Propose: h.req.Command})
+}
+
+// put proposes a command of our own for a group: one at a time.
+func (c *Coordinator) putLegacy(g *legacyGroup, cmd *statepb.Command) {
+	c.last++
+	g.putting = c.last
+	c.legacy.puts[c.last] = g
+	c.do(Action{Request: c.last, Propose: cmd})
+}
+
+// joinStands is the success of a request that an earlier coordinator, or an earlier connection of the session, has carried out already.
+func (c *Coordinator) joinStands(h *held) (*statepb.Result, bool) {
+	b := h.req.Command.GetCreateZnode()
+	if b == nil {
+		return nil, false
+	}
+	z, ok := c.v.Znode(b.Path)
+	if !ok || h.session == 0 || id.SessionID(z.Stat.EphemeralOwner) != h.session || !bytes.Equal(z.Data, b.Data) {
+		return nil, false
+	}
+	return &statepb.Result{Path: b.Path, Zxid: int64(c.v.ZXID()), Index: uint64(c.v.Index())}, true
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// who names a member with what is known of its client.
+func (c *Coordinator) who(memberID string, reg state.Registration, session int64) string {
+	s, ok := c.v.Session(id.SessionID(session))
+	if !ok || s.Host == "" {
+		return fmt.Sprintf("%s (%s)", memberID, reg.Dialect)
+	}
+	return fmt.Sprintf("%s (%s at %s)", memberID, reg.Dialect, s.Host)
+}

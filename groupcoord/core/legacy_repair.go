@@ -1,0 +1,211 @@
+package core
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+// Fetcher is a client connection that fetches a partition, as the brokers report it.
+type Fetcher struct {
+	Broker   id.BrokerID
+	Epoch    id.BrokerEpoch
+	Conn     uint64
+	ClientID string
+	Host     string
+}
+
+// How long the brokers' reports are waited for: they come every 200 ms, and to a new coordinator all of them anew.
+const (
+	reservationBeat = 200 * time.Millisecond
+	reportsSettle   = 500 * time.Millisecond
+	reportsBegin    = 2 * time.Second
+)
+
+// reservedFetch is what is known of the connections that fetched a reserved partition.
+type reservedFetch struct {
+	session id.SessionID
+	member  string
+	seen    time.Duration // in this term, first
+	fetch   []Fetcher     // from the session's host, when it ended
+}
+
+// turnReservations ends reservations: when the connections that fetched the partition are gone, or one session timeout after the
+// session's end.
+func (c *Coordinator) turnReservations(g *legacyGroup) {
+	if g.row == nil || len(g.row.Reserved) == 0 {
+		return
+	}
+	var over *statepb.ReleaseOwners // of one session; the others follow
+	for _, r := range g.row.Reserved {
+		if left := c.reservedFor(g, r); left > 0 {
+			g.wake(c.now + min(left, reservationBeat))
+			continue
+		}
+		if over == nil {
+			over = &statepb.ReleaseOwners{Group: g.name, Session: int64(r.Session)}
+		}
+		if over.Session == int64(r.Session) {
+			over.Owned = append(over.Owned, &statepb.OwnedPartition{Topic: r.Topic, Partition: r.Partition})
+		}
+	}
+	switch {
+	case over == nil, g.putting != 0:
+	case g.retryAt != never && g.retryAt > c.now:
+		g.wake(g.retryAt)
+	default:
+		g.retryAt = never
+		c.putLegacy(g, &statepb.Command{Body: &statepb.Command_ReleaseOwners{ReleaseOwners: over}})
+	}
+}
+
+// reservedFor is how much longer a reservation lasts at most, 0 when it is over.
+func (c *Coordinator) reservedFor(g *legacyGroup, r *state.Reservation) time.Duration {
+	if !c.v.GateOn(g.name, state.GateReservation) {
+		return 0
+	}
+	tp := id.TopicPartition{Topic: state.OwnersTopic(r.Topic), Partition: r.Partition}
+	f := g.fetchers[tp]
+	if f == nil || f.session != r.Session {
+		f = &reservedFetch{session: r.Session, member: r.Member, seen: c.now}
+		g.fetchers[tp] = f
+	}
+	age := max(c.now-f.seen, time.Duration(c.v.ClockMs()-r.SinceMs)*time.Millisecond) // the cluster's clock is coarse
+	if left := time.Duration(r.TimeoutMs)*time.Millisecond - age; c.cfg.Fetching == nil || left <= 0 {
+		return max(left, 0)
+	} else if c.stopped(f, tp, r.Host) && c.now-f.seen >= reportsSettle && c.now >= reportsBegin {
+		return 0
+	} else {
+		return left
+	}
+}
+
+// stopped reports whether none of the connections is left that fetched a partition from a host when the session ended.
+func (c *Coordinator) stopped(f *reservedFetch, tp id.TopicPartition, host string) bool {
+	now := c.cfg.Fetching(tp)
+	if c.now-f.seen <= reportsSettle || c.now <= reportsBegin {
+		for _, x := range now {
+			if x.Host == host && !slices.Contains(f.fetch, x) {
+				f.fetch = append(f.fetch, x)
+			}
+		}
+	}
+	return !slices.ContainsFunc(f.fetch, func(x Fetcher) bool { return slices.Contains(now, x) })
+}
+
+// failedMember is a member that was refused a claim in this generation.
+type failedMember struct {
+	memberID string
+	at       time.Duration
+}
+
+// ghostAfter is two back-offs of a JVM consumer (rebalance.backoff.ms): one that was silent for longer after a refusal has given up.
+const ghostAfter = 4 * time.Second
+
+func (c *Coordinator) claimFailed(g *legacyGroup, h *held) {
+	if member, ok := c.v.MemberOf(h.session, g.name); ok {
+		g.failed[h.session] = &failedMember{member, c.now}
+	}
+}
+
+// turnGhosts expires the sessions of members that have given up: refused, without any partition, and silent for two back-offs after the
+// generation closed. A JVM consumer then registers anew and has four fresh attempts (zk-paths.md 6.3, L5).
+func (c *Coordinator) turnGhosts(g *legacyGroup) {
+	if len(g.failed) == 0 || g.row == nil || !g.row.Complete {
+		return
+	}
+	for s, f := range g.failed {
+		ses, alive := c.v.Session(s)
+		switch {
+		case !alive || len(g.missing) == 0 || !c.v.GateOn(g.name, state.GateGhost), c.ownsAny(s, g.name):
+			delete(g.failed, s)
+		case c.legacy.waiting[s] != nil:
+			f.at = c.now
+			g.wake(c.now + ghostAfter)
+		case f.at+ghostAfter > c.now:
+			g.wake(f.at + ghostAfter)
+		default:
+			delete(g.failed, s)
+			c.do(Action{Note: &Note{"group: a member gave up and owns nothing: its session is expired so that it joins anew",
+				[]any{"group", g.name, "member", f.memberID, "session", fmt.Sprintf("0x%x", uint64(s))}}})
+			c.do(Action{Count: &Count{Gate: string(state.GateGhost)}})
+			c.last++
+			c.do(Action{Request: c.last, Propose: &statepb.Command{Body: &statepb.Command_ExpireSessions{ExpireSessions: &statepb.ExpireSessions{
+				Sessions: []*statepb.CloseSession{{Session: int64(s), AttachEpoch: ses.AttachEpoch}}}}}})
+		}
+	}
+}
+
+// ownsAny reports whether a session has a partition of a group.
+func (c *Coordinator) ownsAny(s id.SessionID, group string) bool {
+	return slices.ContainsFunc(c.v.Ephemerals(s), func(path string) bool {
+		p := state.ParsePath(path)
+		return p.Kind == state.PathOwner && p.Group == group
+	})
+}
+
+// ---- members that cannot agree ----
+
+// family is who computes the same partitions from the same input. Readers of one family cannot even read what another one registers.
+func family(d state.Dialect) string {
+	switch d {
+	case state.DialectPykafka, state.DialectWvanbergen:
+		return d.String()
+	}
+	return "jvm"
+}
+
+// mixes reports whether a registration is of another family than the members that the group has.
+func (c *Coordinator) mixes(g *legacyGroup, h *held) bool {
+	data := h.req.Command.GetCreateZnode().GetData()
+	if set := h.req.Command.GetSetZnode(); set != nil {
+		data = set.Data
+	}
+	reg, ok := state.ParseRegistration(data)
+	if !ok || !c.v.GateOn(g.name, state.GateDialect) {
+		return false
+	}
+	other := false
+	c.v.Members(g.name, func(memberID string, z *state.Znode) bool {
+		if r, ok := state.ParseRegistration(z.Data); ok && memberID != h.memberID {
+			other = family(r.Dialect) != family(reg.Dialect)
+		}
+		return !other
+	})
+	for _, a := range c.legacy.asked {
+		if a.group == g.name && a.gate == "" && a.memberID != h.memberID {
+			if r, ok := state.ParseRegistration(a.req.Command.GetCreateZnode().GetData()); ok && family(r.Dialect) != family(reg.Dialect) {
+				other = true
+			}
+		}
+	}
+	return other
+}
+
+// turnMixes lets members in when those that they do not agree with have left, and refuses them when the bound is over: old
+// clients create again at once for ever, so only the hold paces them (zk-paths.md 6.8).
+func (c *Coordinator) turnMixes(g *legacyGroup) {
+	for _, h := range slices.Clone(g.mixes) {
+		mixed := c.mixes(g, h)
+		if mixed && h.until > c.now {
+			h.waited = true
+			g.wake(h.until)
+			continue
+		}
+		i := slices.Index(g.mixes, h)
+		g.mixes = slices.Delete(g.mixes, i, i+1)
+		if !mixed {
+			c.stopWaiting(h)
+			h.gate, h.until = "", c.now+joinBound
+			c.proposeHeld(h)
+			continue
+		}
+		c.do(Action{Note: &Note{"group: a znode consumer was refused: the group has members of another library, which assign partitions otherwise",
+			[]any{"group", g.name, "member", h.memberID}}})
+		c.letGo(g, h, &statepb.Result{Code: statepb.Code_NODE_EXISTS, Text: "the group has members of another library"})
+	}
+}
