@@ -50,6 +50,9 @@ func (s *State) putGroup(c *statepb.PutGroup) *statepb.Result {
 	case ok && c.Generation < old.Generation, c.Generation <= 0:
 		return s.refuse(statepb.Code_INVALID, "generation %d of group %s would go back", c.Generation, c.Group)
 	}
+	if r := s.checkGiven(old, c); r != nil {
+		return r
+	}
 	all := members(old, c)
 	if (len(all) == 0) != (c.State == statepb.GroupState_GROUP_EMPTY) {
 		return s.refuse(statepb.Code_INVALID, "group %s with %d members cannot be %s", c.Group, len(all), c.State)
@@ -87,6 +90,9 @@ func memberRow(m *statepb.GroupMember) *Member {
 // the znode itself does not come this way.
 func (s *State) checkCommit(c *statepb.CommitOffsets) *statepb.Result {
 	g, ok := s.groups.get([]byte(c.Group))
+	if ok && c.Generation < 0 && c.Member == "" && c.Instance == "" && s.mixes(g) {
+		return nil // judged item by item: mixedParts
+	}
 	if c.From == statepb.OffsetOrigin_ORIGIN_ZNODE {
 		if ok && len(g.Members) > 0 {
 			return s.refuse(statepb.Code_OFFSET_STALE, "group %s has members that are no znodes", c.Group)

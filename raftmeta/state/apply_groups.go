@@ -12,8 +12,10 @@ import (
 func (s *State) claimOwner(session int64, c *statepb.ClaimOwner) *statepb.Result {
 	if g, ok := s.groups.get([]byte(c.Group)); c.GroupVersion != 0 && (!ok || g.Version != c.GroupVersion) {
 		return s.refuse(statepb.Code_STALE, "group %s has changed", c.Group)
-	} else if ok && len(g.Members) > 0 {
-		return s.refuse(statepb.Code_NODE_EXISTS, "group %s has members that are no znodes: they own its partitions", c.Group)
+	} else if ok {
+		if r := s.checkHolder(g, c); r != nil {
+			return r
+		}
 	}
 	if r := s.checkClaim(session, c); r != nil {
 		return r
@@ -163,6 +165,9 @@ func (s *State) commitOffsets(c *statepb.CommitOffsets) *statepb.Result {
 		return r
 	}
 	res := &statepb.Result{Parts: s.unknownTopics(c.Items)}
+	if g, ok := s.groups.get([]byte(c.Group)); ok && s.mixes(g) {
+		res.Parts = worse(res.Parts, s.mixedParts(g, c))
+	}
 	origin := FromKafka
 	if c.From == statepb.OffsetOrigin_ORIGIN_ZNODE {
 		origin = FromZnode

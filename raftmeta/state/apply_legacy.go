@@ -48,7 +48,7 @@ func (s *State) publishGeneration(c *statepb.PublishGeneration) *statepb.Result 
 	}
 	zx := s.zxid()
 	g := &Legacy{Group: c.Group, Number: c.Generation, Index: uint64(s.index), Zxid: zx, Withdrawn: c.Withdraw, IDs: old.IDs,
-		AllTopics: c.AllTopics, AllZxid: old.AllZxid, Reserved: old.Reserved}
+		AllTopics: c.AllTopics, AllZxid: old.AllZxid, Reserved: old.Reserved, Strategy: c.Strategy}
 	if !c.Withdraw {
 		s.showMembers(g, old, c, zx)
 		s.showTopics(g, c, zx, old)

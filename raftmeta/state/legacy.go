@@ -27,6 +27,7 @@ type Legacy struct {
 	All       []string // ascending
 	AllZxid   id.ZXID  // when All last changed
 	Reserved  []*Reservation
+	Strategy  int32 // by which the coordinator expected the members to share partitions out; its own numbers
 }
 
 // Shown is a registration as members see it.
@@ -114,6 +115,7 @@ func (g *Legacy) encode(e *enc) {
 	for _, r := range g.Reserved {
 		e.sub(13, r.encode)
 	}
+	e.i64(14, int64(g.Strategy))
 }
 
 func (g *Legacy) decode(d *dec) {
@@ -151,6 +153,8 @@ func (g *Legacy) decode(d *dec) {
 			r := new(Reservation)
 			d.sub(r.decode)
 			g.Reserved = append(g.Reserved, r)
+		case 14:
+			g.Strategy = d.i32()
 		default:
 			d.unknown()
 		}

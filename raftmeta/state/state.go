@@ -355,6 +355,8 @@ func (s *State) body(c *statepb.Command) *statepb.Result {
 		return s.completeGeneration(b.CompleteGeneration)
 	case *statepb.Command_ReleaseOwners:
 		return s.releaseOwners(b.ReleaseOwners)
+	case *statepb.Command_ExplainRefusal:
+		return s.explainRefusal(b.ExplainRefusal)
 	case *statepb.Command_FenceFetches:
 		return s.fenceFetches(b.FenceFetches)
 	case *statepb.Command_AwaitOffsets:
