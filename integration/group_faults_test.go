@@ -30,6 +30,7 @@ func TestZombieCommit(t *testing.T) {
 	admin := kadm.NewClient(harness.Client(t, to.brokers))
 	for _, balancer := range []string{"range", "cooperative"} {
 		t.Run(balancer, func(t *testing.T) {
+			t.Parallel()
 			id := "zombie-" + balancer
 			harness.CreateTopic(t, to.brokers, id, groupPartitions, to.replicas, nil)
 			g := &group{id: id, dialect: goMember("franz-go "+balancer, "franz", false, func(o *member.Options) { o.Balancer, o.Zombie = balancer, true })}
