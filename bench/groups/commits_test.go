@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/kversion"
 )
 
 // What the commits part does.
@@ -60,10 +62,12 @@ func (s system) commits(b *testing.B, groups int, length time.Duration) []time.D
 	defer cancel()
 	took := make([][]time.Duration, groups)
 	errs := make([]error, groups)
+	versions := kversion.Stable()
+	versions.SetMaxKeyVersion(int16(kmsg.OffsetCommit), 8) // later ones name topics by their ids
 	begun := time.Now()
 	var wg sync.WaitGroup
 	for g := range groups {
-		client := s.client(b)
+		client := s.client(b, kgo.MaxVersions(versions))
 		wg.Go(func() {
 			defer client.Close()
 			request := kmsg.NewPtrOffsetCommitRequest()
