@@ -11,7 +11,7 @@ import (
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
-var offsetCommitAPI = register(8, 8, (*Server).offsetCommit).frames(listFrames)
+var offsetCommitAPI = register(8, 9, (*Server).offsetCommit).frames(listFrames)
 
 // maxOffsetMetadata is offset.metadata.max.bytes.
 const maxOffsetMetadata = 4096
@@ -21,13 +21,13 @@ const commitTimeout = 5 * time.Second
 
 // offsetCommit commits to the one store of offsets. Version 0, which kafka-node sends to partition leaders, is the znode's face
 // and served by every broker; later versions are served by the coordinator's broker. Who commits is told by client id and
-// address, since old clients name no member.
+// address, since old clients name no member. From v9 on members of consumer groups commit with their epoch (KIP-848).
 func (s *Server) offsetCommit(ctx context.Context, c *call, req *kmsg.OffsetCommitRequest) kmsg.Response {
 	resp := req.ResponseKind().(*kmsg.OffsetCommitResponse)
 	v := s.deps.Views.View()
 	cmd := &statepb.CommitOffsets{
 		Group: req.Group, Member: req.MemberID, Generation: req.Generation, By: c.clientID + "@" + c.host,
-		From: statepb.OffsetOrigin_ORIGIN_KAFKA,
+		From: statepb.OffsetOrigin_ORIGIN_KAFKA, NoEpochs: req.Version < 9,
 	}
 	if req.InstanceID != nil {
 		cmd.Instance = *req.InstanceID

@@ -9,11 +9,12 @@ import (
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 )
 
-var offsetFetchAPI = register(9, 8, (*Server).offsetFetch).frames(listFrames)
+var offsetFetchAPI = register(9, 9, (*Server).offsetFetch).frames(listFrames)
 
 // offsetFetch reads the one store of offsets. A missing offset is -1: with error 3 in version 0, which is the znode's face and
-// served by every broker, without error later. From v2 a null list of topics means all; v8 asks for several groups. From v1 on the
-// coordinator proves first that it still is the one: after a freeze its view may be of a past in which others have committed since.
+// served by every broker, without error later. From v2 a null list of topics means all; v8 asks for several groups, and v9 names the
+// member of a consumer group, whose epoch is checked. From v1 on the coordinator proves first that it still is the one: after a freeze
+// its view may be of a past in which others have committed since.
 func (s *Server) offsetFetch(ctx context.Context, _ *call, req *kmsg.OffsetFetchRequest) kmsg.Response {
 	resp := req.ResponseKind().(*kmsg.OffsetFetchResponse)
 	proof := int16(0)
@@ -56,6 +57,9 @@ func (s *Server) fetchGroup(v *state.View, version, proof int16, g *kmsg.OffsetF
 	if whole == 0 {
 		whole = proof
 	}
+	if row, ok := v.Group(g.Group); whole == 0 && ok && version >= 9 {
+		whole = refuseMember(row, g.MemberID, g.MemberEpoch)
+	}
 	out.ErrorCode = whole
 	if g.Topics == nil {
 		if whole == 0 {
@@ -85,6 +89,26 @@ func (s *Server) fetchGroup(v *state.View, version, proof int16, g *kmsg.OffsetF
 		out.Topics = append(out.Topics, t)
 	}
 	return out
+}
+
+// refuseMember checks who asks for a group's offsets (ConsumerGroup.validateOffsetFetch): nobody, or a member in its epoch.
+func refuseMember(g *state.Group, member *string, epoch int32) int16 {
+	if !g.Consumer || member == nil && epoch < 0 {
+		return 0
+	}
+	id := ""
+	if member != nil {
+		id = *member
+	}
+	switch m := g.Member(id); {
+	case m == nil || m.Consumer == nil:
+		return kerr.UnknownMemberID.Code
+	case m.Consumer.Epoch == epoch:
+		return 0
+	case m.Classic():
+		return kerr.IllegalGeneration.Code
+	}
+	return kerr.StaleMemberEpoch.Code
 }
 
 func allOffsets(v *state.View, group string) []kmsg.OffsetFetchResponseGroupTopic {

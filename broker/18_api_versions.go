@@ -24,7 +24,25 @@ func (s *Server) apiVersions(_ context.Context, _ *call, req *kmsg.ApiVersionsRe
 	for i := range s.sorted {
 		resp.ApiKeys = append(resp.ApiKeys, s.sorted[i].versions())
 	}
+	addFeatures(resp)
 	return resp
+}
+
+// addFeatures tells clients that consumer groups (KIP-848) are there, as Kafka's feature group.version does from level 1 on. It never
+// changes, so its epoch does not. A minimum of 0 is told from v4 on: older clients cannot read it.
+func addFeatures(resp *kmsg.ApiVersionsResponse) {
+	if resp.Version < 3 {
+		return
+	}
+	const name = "group.version"
+	if resp.Version >= 4 {
+		f := kmsg.NewApiVersionsResponseSupportedFeature()
+		f.Name, f.MinVersion, f.MaxVersion = name, 0, 1
+		resp.SupportedFeatures = append(resp.SupportedFeatures, f)
+	}
+	f := kmsg.NewApiVersionsResponseFinalizedFeature()
+	f.Name, f.MinVersionLevel, f.MaxVersionLevel = name, 1, 1
+	resp.FinalizedFeatures, resp.FinalizedFeaturesEpoch = append(resp.FinalizedFeatures, f), 1
 }
 
 func (a *api) versions() kmsg.ApiVersionsResponseApiKey {

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"slices"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -48,9 +49,20 @@ func (s *Server) doGroup(ctx context.Context, cmd *statepb.Command) (*statepb.Re
 }
 
 // subscribed tells which topics the members of a group read; all is true when that cannot be told.
-func subscribed(g *state.Group) (topics map[string]bool, all bool) {
+func subscribed(v *state.View, g *state.Group) (topics map[string]bool, all bool) {
 	topics = map[string]bool{}
 	for _, m := range g.Members {
+		if m.Consumer != nil {
+			for _, t := range m.Consumer.Topics {
+				topics[t] = true
+			}
+			for _, tp := range slices.Concat(m.Consumer.Target, m.Consumer.Assigned, m.Consumer.Revoking) { // by regex
+				if t, ok := v.TopicByID(tp.TopicID); ok {
+					topics[t.Name] = true
+				}
+			}
+			continue
+		}
 		for _, p := range m.Protocols {
 			if p.Name != g.Protocol {
 				continue

@@ -28,7 +28,7 @@ func (s *Server) offsetDelete(ctx context.Context, _ *call, req *kmsg.OffsetDele
 		resp.ErrorCode = kerr.NonEmptyGroup.Code
 		return resp
 	}
-	topics, all := subscribed(g)
+	topics, all := subscribed(v, g)
 	cmd := &statepb.DeleteOffsets{Group: req.Group}
 	for _, t := range req.Topics {
 		out := kmsg.NewOffsetDeleteResponseTopic()

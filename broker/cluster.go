@@ -142,6 +142,8 @@ var codes = map[statepb.Code]*kerr.Error{
 	statepb.Code_ILLEGAL_GENERATION:    kerr.IllegalGeneration,
 	statepb.Code_REBALANCE_IN_PROGRESS: kerr.RebalanceInProgress,
 	statepb.Code_FENCED_INSTANCE:       kerr.FencedInstanceID,
+	statepb.Code_STALE_EPOCH:           kerr.StaleMemberEpoch,
+	statepb.Code_OLD_REQUEST:           kerr.UnsupportedVersion,
 }
 
 // settled turns the outcome of propose into a fault, nil for success. An error means that nobody knows: the client hears

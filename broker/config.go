@@ -127,7 +127,7 @@ type Proposer interface {
 // unknown. Any goroutine may call it.
 type Groups interface {
 	Do(ctx context.Context, cmd *statepb.Command) (*statepb.Result, error)
-	// Ask passes JoinGroup, SyncGroup, Heartbeat, LeaveGroup, DescribeGroups or ListGroups on, for a client with an id and a host.
+	// Ask passes JoinGroup, SyncGroup, Heartbeat, LeaveGroup, ConsumerGroupHeartbeat, DescribeGroups, ConsumerGroupDescribe or ListGroups on, for a client with an id and a host.
 	// The answer has the request's version. An error says that no coordinator was found.
 	Ask(ctx context.Context, clientID, host string, req kmsg.Request) (kmsg.Response, error)
 }

@@ -87,7 +87,7 @@ func served() []api {
 		produceAPI, fetchAPI, listOffsetsAPI, metadataAPI, offsetCommitAPI, offsetFetchAPI, findCoordinatorAPI, apiVersionsAPI,
 		createTopicsAPI, deleteTopicsAPI, initProducerIDAPI, offsetForLeaderEpochAPI, describeConfigsAPI, alterConfigsAPI,
 		createPartitionsAPI, incrementalAlterConfigsAPI, describeClusterAPI, joinGroupAPI, heartbeatAPI, leaveGroupAPI, syncGroupAPI,
-		describeGroupsAPI, listGroupsAPI, deleteGroupsAPI, offsetDeleteAPI,
+		describeGroupsAPI, listGroupsAPI, deleteGroupsAPI, offsetDeleteAPI, consumerGroupHeartbeatAPI, consumerGroupDescribeAPI,
 	}
 	slices.SortFunc(all, func(a, b api) int { return int(a.key) - int(b.key) })
 	return all

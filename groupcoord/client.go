@@ -72,7 +72,8 @@ func (c *Client) Do(ctx context.Context, cmd *statepb.Command) (*statepb.Result,
 	})
 }
 
-// Ask passes a client's JoinGroup, SyncGroup, Heartbeat, LeaveGroup, DescribeGroups or ListGroups of any version to the
+// Ask passes a client's JoinGroup, SyncGroup, Heartbeat, LeaveGroup, ConsumerGroupHeartbeat, DescribeGroups, ConsumerGroupDescribe or
+// ListGroups of any version to the
 // coordinator and waits as Do does, but not for a coordinator that cannot be found. An error means that the outcome is unknown; the
 // client is to look for its coordinator again.
 func (c *Client) Ask(ctx context.Context, clientID, host string, req kmsg.Request) (kmsg.Response, error) {

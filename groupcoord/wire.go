@@ -61,7 +61,9 @@ func decodeKafka(b []byte) (*core.KafkaRequest, error) {
 
 // nonce is a random UUID for requests that may make a member.
 func nonce(req kmsg.Request) string {
-	if _, ok := req.(*kmsg.JoinGroupRequest); !ok {
+	switch req.(type) {
+	case *kmsg.JoinGroupRequest, *kmsg.ConsumerGroupHeartbeatRequest:
+	default:
 		return ""
 	}
 	var u [16]byte

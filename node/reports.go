@@ -42,7 +42,7 @@ func (n *node) assembleMinds() {
 		},
 	})
 	n.reporter = cluster.NewReporter(cluster.ReporterConfig{
-		Caller: n.cluster, Clock: n.clock, Self: n.selfEpoch, Vote: n.raft.Vote, Leader: leaders{n.raft}.Leader, Log: n.log.With("room", "cluster"),
+		Caller: n.cluster, Clock: n.clock, Directory: n.dir.Directory, Self: n.selfEpoch, Vote: n.raft.Vote, Leader: leaders{n.raft}.Leader, Log: n.log.With("room", "cluster"),
 		// Partitions are fenced before a view can be read, so they follow the state up to the view.
 		Applied: func() id.Index { return n.raft.View().Index() },
 		Sessions: func() ([]id.SessionID, func()) {
@@ -56,6 +56,8 @@ func (n *node) assembleMinds() {
 func groupsConfig(g config.Groups) core.Config {
 	c := core.Config{InitialDelay: g.InitialRebalanceDelay, MinSession: g.MinSessionTimeout, MaxSession: g.MaxSessionTimeout, MaxSize: g.MaxSize,
 		OffsetsRetention: g.OffsetsRetention, OffsetsCheck: g.OffsetsCheck}
+	c.ConsumerHeartbeat, c.ConsumerSession, c.ConsumerMaxSize = g.ConsumerHeartbeat, g.ConsumerSession, g.ConsumerMaxSize
+	c.Migration = map[string]core.Migration{"upgrade": core.MigrateUp, "downgrade": core.MigrateDown, "disabled": core.MigrateNone}[g.Migration]
 	if c.InitialDelay == 0 {
 		c.InitialDelay = -1
 	}

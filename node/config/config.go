@@ -110,6 +110,11 @@ type Groups struct {
 	MaxSessionTimeout     time.Duration // group.max.session.timeout.ms
 	MaxSize               int           // group.max.size
 
+	ConsumerHeartbeat time.Duration // group.consumer.heartbeat.interval.ms
+	ConsumerSession   time.Duration // group.consumer.session.timeout.ms
+	ConsumerMaxSize   int           // group.consumer.max.size
+	Migration         string        // group.consumer.migration.policy: bidirectional, upgrade, downgrade or disabled
+
 	OffsetsRetention time.Duration // offsets.retention.minutes
 	OffsetsCheck     time.Duration // offsets.retention.check.interval.ms
 }

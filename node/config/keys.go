@@ -36,7 +36,8 @@ const (
 	whyRaft      = "the Raft quorum of barnabas is set up by `cluster init` and `--join`"
 	whyInLog     = "offsets, groups and transactions are in the metadata log, not in a topic"
 	whyRetention = "retention and compaction are not built yet: nothing is deleted by age or size"
-	whyGroups    = "the new group protocols (KIP-848 and later) are not built yet; JoinGroup is"
+	whyGroups    = "share and streams groups are not built; classic and consumer groups are"
+	whyConsumer  = "not honoured: sessions and heartbeats are the same for all groups, and the assignors are uniform and range"
 	whyTxn       = "transactions are not built yet"
 	whySecurity  = "TLS and SASL are not built yet: every connection is plain and not authenticated"
 	whyAuthz     = "authorization is not built yet: every client may do everything"
@@ -100,6 +101,10 @@ var specs = []spec{
 	{name: "group.min.session.timeout.ms", kind: kMillis, def: "6000", min: 1, max: maxInt32, help: "shortest session a group member may ask for"},
 	{name: "group.max.session.timeout.ms", kind: kMillis, def: "1800000", min: 1, max: maxInt32, help: "longest session a group member may ask for"},
 	{name: "group.max.size", kind: kInt, def: "2147483647", min: 1, max: maxInt32, help: "members that a group may have"},
+	{name: "group.consumer.heartbeat.interval.ms", kind: kMillis, def: "1000", min: 1, max: maxInt32, help: "how often members of consumer groups (KIP-848) ask; Kafka: 5000"},
+	{name: "group.consumer.session.timeout.ms", kind: kMillis, def: "45000", min: 1, max: maxInt32, help: "how long a member of a consumer group may be silent"},
+	{name: "group.consumer.max.size", kind: kInt, def: "2147483647", min: 1, max: maxInt32, help: "members that a consumer group may have"},
+	{name: "group.consumer.migration.policy", kind: kText, def: "bidirectional", help: "which way groups with members change their kind: bidirectional, upgrade, downgrade or disabled"},
 	{name: "offsets.retention.minutes", kind: kMinutes, def: "10080", min: 1, max: maxInt32, help: "how long a group without members keeps its offsets"},
 	{name: "offsets.retention.check.interval.ms", kind: kMillis, def: "600000", min: 1, max: maxInt64, help: "how often offsets are looked at to expire"},
 
@@ -147,7 +152,7 @@ var families = []struct{ prefix, why string }{
 	{"offsets.", whyInLog},
 	{"transaction.state.log.", whyInLog},
 	{"transaction.", whyTxn},
-	{"group.consumer.", whyGroups},
+	{"group.consumer.", whyConsumer},
 	{"group.share.", whyGroups},
 	{"group.streams.", whyGroups},
 	{"group.coordinator.", whyInLog},

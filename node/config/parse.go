@@ -306,6 +306,21 @@ func splitHostPort(v string) (host string, port int, err error) {
 	return host, port, nil
 }
 
+// migration reads group.consumer.migration.policy, which Kafka takes in any case of letters.
+func (p *parser) migration() string {
+	const key, both = "group.consumer.migration.policy", "bidirectional"
+	v, ok := p.given[key]
+	if !ok {
+		return both
+	}
+	switch v = strings.ToLower(strings.TrimSpace(v)); v {
+	case both, "upgrade", "downgrade", "disabled":
+		return v
+	}
+	p.fault(key, "%q is none of bidirectional, upgrade, downgrade and disabled", v)
+	return both
+}
+
 // defaults fills what needs no further thought.
 func (p *parser) defaults(c *Config) {
 	n := func(key string) int64 { return p.ints[key] }
@@ -332,10 +347,15 @@ func (p *parser) defaults(c *Config) {
 	c.Groups = Groups{
 		InitialRebalanceDelay: d("group.initial.rebalance.delay.ms"), MinSessionTimeout: d("group.min.session.timeout.ms"),
 		MaxSessionTimeout: d("group.max.session.timeout.ms"), MaxSize: int(p.ints["group.max.size"]),
+		ConsumerHeartbeat: d("group.consumer.heartbeat.interval.ms"), ConsumerSession: d("group.consumer.session.timeout.ms"),
+		ConsumerMaxSize: int(n("group.consumer.max.size")), Migration: p.migration(),
 		OffsetsRetention: d("offsets.retention.minutes"), OffsetsCheck: d("offsets.retention.check.interval.ms"),
 	}
 	if c.Groups.MinSessionTimeout > c.Groups.MaxSessionTimeout {
 		p.fault("group.min.session.timeout.ms", "%s is above group.max.session.timeout.ms %s", c.Groups.MinSessionTimeout, c.Groups.MaxSessionTimeout)
+	}
+	if c.Groups.ConsumerHeartbeat >= c.Groups.ConsumerSession {
+		p.fault("group.consumer.heartbeat.interval.ms", "%s is not below group.consumer.session.timeout.ms %s", c.Groups.ConsumerHeartbeat, c.Groups.ConsumerSession)
 	}
 	if c.Log.MessageMaxBytes > c.Network.RequestMaxBytes {
 		p.fault("message.max.bytes", "%d is above socket.request.max.bytes %d: such a batch could not arrive",
