@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -287,7 +288,8 @@ func (c *testCluster) bootstrapState() {
 	r, err := c.leader().ProposeRaw(c.ctx(), &statepb.Command{Body: &statepb.Command_Bootstrap{
 		Bootstrap: &statepb.Bootstrap{ClusterId: "AAAAAAAAAAAAAAAAAAAAAA", Level: 1}}})
 	must(c.t, err)
-	if r.Code != statepb.Code_OK {
+	// ProposeRaw asks again when a leader was lost meanwhile, on a busy machine, and what it asked for may be there then.
+	if r.Code != statepb.Code_OK && !strings.Contains(r.Text, "already has the id AAAAAAAAAAAAAAAAAAAAAA") {
 		c.t.Fatalf("bootstrap: %v", r)
 	}
 }
