@@ -1,0 +1,32 @@
+package core
+
+import (
+	"testing"
+	"time"
+
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
+)
+
+// Eight consumers that come within a moment are one generation, and nobody is refused anything.
+func TestLegacyHerd(t *testing.T) {
+	p := newPark(t)
+	p.topic("t", 16)
+	for i := range 8 {
+		p.add(string(rune('a'+i)), state.DialectJVM, "t:1").start()
+		p.pass(50 * time.Millisecond)
+	}
+	p.pass(time.Second)
+	g, _ := p.s.View().Legacy("g")
+	if g.Number != 1 || !g.Complete || p.failures != 0 || p.events != 0 {
+		t.Errorf("generation %d, %d failures, %d events, %s\n%s", g.Number, p.failures, p.events, p.owners(), p.out.String())
+	}
+	if got, want := p.owners(), "t/0=a-0 t/1=a-0 t/10=f-0 t/11=f-0 t/12=g-0 t/13=g-0 t/14=h-0 t/15=h-0 t/2=b-0 t/3=b-0 t/4=c-0 t/5=c-0 t/6=d-0 t/7=d-0 t/8=e-0 t/9=e-0"; got != want {
+		t.Error(got)
+	}
+	p.member("c").quit(false)
+	p.member("d").quit(false)
+	p.pass(time.Second)
+	if g, _ := p.s.View().Legacy("g"); g.Number != 2 || !g.Complete || p.failures != 0 || p.events != 6 {
+		t.Errorf("generation %d complete %v, %d failures, %d events, %s\n%s", g.Number, g.Complete, p.failures, p.events, p.owners(), p.out.String())
+	}
+}
