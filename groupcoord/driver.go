@@ -10,6 +10,7 @@ import (
 	"context"
 	"encoding/binary"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -58,6 +59,41 @@ type Driver struct {
 	mu   sync.Mutex
 	term *term       // nil: this node is not the coordinator
 	last *state.View // newest that Applied was given; it may be ahead of Views
+
+	counts Counts
+}
+
+// Counts is what happened in the terms of this node, for the metrics.
+type Counts struct {
+	Rebalances map[RebalanceKind]int64
+	Gates      map[string]GateCount // by gate (state.Gate)
+}
+
+// RebalanceKind is of whose members a rebalance was, and its cause in one of few words.
+type RebalanceKind struct{ Kind, Reason string }
+
+// GateCount is how often a gate did something and for how long it held requests in all.
+type GateCount struct {
+	Times int64
+	Held  time.Duration
+}
+
+// Counts returns a copy.
+func (d *Driver) Counts() Counts {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return Counts{Rebalances: maps.Clone(d.counts.Rebalances), Gates: maps.Clone(d.counts.Gates)}
+}
+
+func (d *Driver) count(n *core.Count) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n.Gate == "" {
+		d.counts.Rebalances[RebalanceKind{n.Kind, n.Reason}]++
+		return
+	}
+	g := d.counts.Gates[n.Gate]
+	d.counts.Gates[n.Gate] = GateCount{g.Times + 1, g.Held + n.Held}
 }
 
 // NewDriver starts nothing.
@@ -65,7 +101,7 @@ func NewDriver(cfg DriverConfig) *Driver {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Driver{cfg: cfg}
+	return &Driver{cfg: cfg, counts: Counts{Rebalances: map[RebalanceKind]int64{}, Gates: map[string]GateCount{}}}
 }
 
 type applied struct {
@@ -299,6 +335,9 @@ func (t *term) act(actions []core.Action) {
 		}
 		if a.Note != nil {
 			t.d.cfg.Log.Info(a.Note.Message, append([]any{"term", t.n}, a.Note.Args...)...)
+		}
+		if a.Count != nil {
+			t.d.count(a.Count)
 		}
 		if r, ok := t.open[a.Request]; ok && (a.Reply != nil || a.Answer != nil) {
 			delete(t.open, a.Request)

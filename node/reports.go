@@ -18,7 +18,7 @@ import (
 // assembleMinds makes what runs on the Raft leader, and what every node reports to it.
 func (n *node) assembleMinds() {
 	n.groups = groupcoord.NewDriver(groupcoord.DriverConfig{
-		Proposer: n.raft, Views: n.raft, Clock: n.clock, NewMind: func() core.Mind { return core.NewCoordinator(groupsConfig(n.cfg.Groups)) },
+		Proposer: n.raft, Views: n.raft, Clock: n.clock, NewMind: n.newMind,
 		Log: n.log.With("room", "groupcoord"),
 	})
 	n.collector = cluster.NewCollector(cluster.CollectorConfig{

@@ -68,7 +68,8 @@ func (f *fold) lead(t testing.TB, servers ...*zkcompat.Server) {
 func TestHighLevelConsumer(t *testing.T) {
 	testtool.Need(t, testtool.Programs)
 	f := newFold(t, 2)
-	nodes := []*foldNode{f.node(t, time.Millisecond), f.node(t, time.Millisecond)}
+	c := f.coordinate(t)
+	nodes := []*foldNode{f.coordinated(t, c, time.Millisecond), f.coordinated(t, c, time.Millisecond)}
 	var servers []*zkcompat.Server
 	var addrs []string
 	for _, n := range nodes {
@@ -123,6 +124,10 @@ func TestHighLevelConsumer(t *testing.T) {
 		if err := p.WaitFor(30 * time.Second); err != nil {
 			t.Log(fmt.Errorf("a member ended with: %w", err))
 		}
+	}
+	row, _ := nodes[0].View().Group("g")
+	for _, r := range row.Rebalances {
+		t.Logf("generation %d: %s: %s, %d -> %d, waited %d ms for %s, holds %v", r.Generation, r.Cause, r.Text, r.Before, r.After, r.WaitedMs, r.WaitedFor, r.Holds)
 	}
 	n := 0
 	nodes[0].View().Members("g", func(string, *state.Znode) bool { n++; return true })

@@ -31,6 +31,8 @@ type fold struct {
 type foldNode struct {
 	f *fold
 	b *zkcompat.StateBackend
+	// applied is told of each entry before it can be read.
+	applied func(*state.View, []state.Change)
 	// faulty is the share of proposals whose outcome stays unknown: half of them are applied all the same.
 	faulty float64
 
@@ -91,6 +93,15 @@ func (f *fold) node(t testing.TB, lag time.Duration) *foldNode {
 		t.Fatal(err)
 	}
 	n.b = b
+	f.join(t, n, lag)
+	return n
+}
+
+// join has a node follow the log from now on.
+func (f *fold) join(t testing.TB, n *foldNode, lag time.Duration) {
+	if n.applied == nil {
+		n.applied = func(v *state.View, changes []state.Change) { n.b.Applied(v, changes) }
+	}
 	f.mu.Lock()
 	n.view = f.s.View()
 	f.nodes = append(f.nodes, n)
@@ -104,7 +115,6 @@ func (f *fold) node(t testing.TB, lag time.Duration) *foldNode {
 		n.mu.Unlock()
 		wg.Wait()
 	})
-	return n
 }
 
 // backend is a node that does not lag.
@@ -129,7 +139,7 @@ func (n *foldNode) run(lag time.Duration) {
 		n.feed = nil
 		n.mu.Unlock()
 		for _, a := range feed {
-			n.b.Applied(a.View, a.Changes)
+			n.applied(a.View, a.Changes)
 			n.mu.Lock()
 			n.view = a.View
 			n.cond.Broadcast()

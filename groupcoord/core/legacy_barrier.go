@@ -522,8 +522,7 @@ func (c *Coordinator) turnCompletion(g *legacyGroup) {
 	if g.row == nil || g.row.Number == 0 || g.row.Complete || g.row.Withdrawn || g.putting != 0 || g.retryAt != never && g.retryAt > c.now {
 		return
 	}
-	waited, holds := c.now-g.began, g.holds()
-	why := g.claimedBy
+	waited, why := c.now-g.began, g.claimedBy
 	switch {
 	case len(g.missing) == 0:
 	case g.gone:
@@ -537,7 +536,7 @@ func (c *Coordinator) turnCompletion(g *legacyGroup) {
 	g.retryAt = never
 	c.putLegacy(g, &statepb.Command{Body: &statepb.Command_CompleteGeneration{CompleteGeneration: &statepb.CompleteGeneration{
 		Group: g.name, Generation: g.row.Number,
-		Rebalance: &statepb.Rebalance{WaitedMs: waited.Milliseconds(), WaitedFor: why, Holds: holds}}}})
+		Rebalance: &statepb.Rebalance{WaitedMs: waited.Milliseconds(), WaitedFor: why, Holds: g.holds()}}}})
 }
 
 // firstMissing names what was still not claimed when the cap passed.

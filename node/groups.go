@@ -1,0 +1,33 @@
+package node
+
+import (
+	"net"
+
+	"github.com/barnabas-mq/barnabas/groupcoord/core"
+	"github.com/barnabas-mq/barnabas/internal/id"
+)
+
+// newMind is the group coordinator's of one term.
+func (n *node) newMind() core.Mind {
+	cfg := groupsConfig(n.cfg.Groups)
+	cfg.Fetching = n.fetching
+	return core.NewCoordinator(cfg)
+}
+
+// fetching is who fetches a partition, as the brokers have reported it to this node, which leads.
+func (n *node) fetching(tp id.TopicPartition) []core.Fetcher {
+	lines := n.collector.Fetching(tp)
+	v := n.raft.View()
+	out := make([]core.Fetcher, 0, len(lines))
+	for _, l := range lines {
+		f := core.Fetcher{Broker: l.Broker, Conn: l.Conn, ClientID: l.ClientID, Host: l.Addr}
+		if b, ok := v.Broker(l.Broker); ok {
+			f.Epoch = b.Epoch
+		}
+		if host, _, err := net.SplitHostPort(l.Addr); err == nil {
+			f.Host = host
+		}
+		out = append(out, f)
+	}
+	return out
+}
