@@ -44,6 +44,7 @@ type broker struct {
 	m       *Manager
 	epoch   atomic.Uint64
 	nonce   int
+	keeps   bool // it stays in the ISRs over a restart: its acks were on disk
 	cancel  context.CancelFunc
 	done    chan error
 	up      atomic.Bool
@@ -229,6 +230,7 @@ func (b *broker) start() {
 	go func() { b.done <- m.Run(ctx) }()
 	res := c.do(&statepb.Command{Body: &statepb.Command_RegisterBroker{RegisterBroker: &statepb.RegisterBroker{
 		DirectoryId: fmt.Sprintf("dir-%d", b.id), Nonce: fmt.Sprint(b.nonce), WantedId: int32(b.id), MinLevel: state.MinLevel, MaxLevel: state.MinLevel,
+		KeepsLog: b.keeps,
 	}}})
 	if res.Code != statepb.Code_OK {
 		c.t.Fatalf("register broker %d: %v", b.id, res)
