@@ -58,7 +58,8 @@ type zkMember struct {
 	owned   []id.TopicPartition // as the client believes
 	tries   int
 	until   time.Duration
-	asked   RequestID
+	asked   RequestID // newest; a new coordinator is asked under another number
+	waits   bool
 	seenGen int32
 	refused int
 }
@@ -167,7 +168,7 @@ func (m *zkMember) start() {
 
 func (m *zkMember) ask(c *pb.Command) {
 	c.Origin = m.origin()
-	m.asked = m.p.next + 1
+	m.asked, m.waits = m.p.next+1, true
 	m.p.ask(m.name, Request{Command: c})
 }
 
@@ -218,10 +219,10 @@ func (p *park) applied(v *state.View, changes []state.Change) {
 
 func (p *park) replied(name string, r Request, res *pb.Result) {
 	m := p.member(name)
-	if m == nil || r.ID != m.asked {
-		return
+	if m == nil || !m.waits || r.ID < m.asked {
+		return // an answer to a former life
 	}
-	m.asked = 0
+	m.waits = false
 	switch m.act {
 	case actJoining:
 		if res.Code != pb.Code_OK {
