@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/barnabas-mq/barnabas/partition"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 )
 
 const produceKey = 0
@@ -33,8 +34,13 @@ func (s *Server) produce(ctx context.Context, c *call, req *kmsg.ProduceRequest)
 		return turn{run: func(context.Context) kmsg.Response { return produced(c, req, results) }, ready: always}
 	}
 	items := make([]partition.AppendItem, 0, countPartitions(req))
+	internal := 0
 	for i := range req.Topics {
 		t := &req.Topics[i]
+		if state.InternalTopic(t.Topic) {
+			internal++
+			continue
+		}
 		for j := range t.Partitions {
 			p := &t.Partitions[j]
 			items = append(items, partition.AppendItem{Topic: t.Topic, Partition: p.Partition, Records: p.Records, Version: req.Version})
@@ -45,8 +51,30 @@ func (s *Server) produce(ctx context.Context, c *call, req *kmsg.ProduceRequest)
 	pending := s.deps.Partitions.BeginAppend(items, acks)
 	timeout := time.Duration(req.TimeoutMillis) * time.Millisecond
 	return turn{ready: pending.Settled, run: func(ctx context.Context) kmsg.Response {
-		return produced(c, req, pending.Wait(ctx, timeout))
+		results := pending.Wait(ctx, timeout)
+		if internal > 0 {
+			results = withInternal(req, results)
+		}
+		return produced(c, req, results)
 	}}
+}
+
+// withInternal puts a refusal in the place of each partition of a topic that only the cluster writes, as Kafka does
+// (ReplicaManager.appendRecords with internalTopicsAllowed false).
+func withInternal(req *kmsg.ProduceRequest, results []partition.AppendResult) []partition.AppendResult {
+	all := make([]partition.AppendResult, 0, countPartitions(req))
+	for i := range req.Topics {
+		t := &req.Topics[i]
+		if !state.InternalTopic(t.Topic) {
+			all, results = append(all, results[:len(t.Partitions)]...), results[len(t.Partitions):]
+			continue
+		}
+		f := faultOf(kerr.InvalidTopicException, "Cannot append to internal topic "+t.Topic)
+		for range t.Partitions {
+			all = append(all, partition.AppendResult{Err: f, BaseOffset: -1, AppendTime: -1, LogStart: -1})
+		}
+	}
+	return all
 }
 
 // How long a Produce waits for a partition that was just made: for its topic to reach this node's view, and for the log of a

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"strconv"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -18,7 +19,7 @@ func (s *Server) metadata(ctx context.Context, c *call, req *kmsg.MetadataReques
 	resp := req.ResponseKind().(*kmsg.MetadataResponse)
 	all := req.Topics == nil || req.Version == 0 && len(req.Topics) == 0
 	missing := map[string]*fault{}
-	if !all && s.mayCreate(req) {
+	if !all {
 		missing = s.autoCreate(ctx, req)
 	}
 	v := s.deps.Views.View()
@@ -51,6 +52,17 @@ func (s *Server) mayCreate(req *kmsg.MetadataRequest) bool {
 	return !s.cfg.NoAutoCreate && (req.Version < 4 || req.AllowAutoTopicCreation)
 }
 
+// offsetsTopic is __consumer_offsets as it is to be made; nil: it is switched off. Kafka makes it whatever its settings of topics
+// made on demand are, and so does this: asking for it is what begins the export.
+func (s *Server) offsetsTopic(v *state.View) *topicWish {
+	o := s.cfg.OffsetsTopic
+	if o.Off {
+		return nil
+	}
+	return &topicWish{name: state.OffsetsTopic, partitions: o.Partitions, replication: min(o.Replication, int16(max(1, len(v.LiveBrokers())))),
+		configs: map[string]string{"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": strconv.Itoa(o.SegmentBytes)}}
+}
+
 // autoCreate makes the topics that are asked for by name and do not exist. It returns why some could not be made.
 func (s *Server) autoCreate(ctx context.Context, req *kmsg.MetadataRequest) map[string]*fault {
 	faults := map[string]*fault{}
@@ -63,7 +75,16 @@ func (s *Server) autoCreate(ctx context.Context, req *kmsg.MetadataRequest) map[
 		if _, ok := v.Topic(*name); ok {
 			continue
 		}
-		plan, f := s.planTopic(v, &topicWish{name: *name, partitions: -1, replication: -1})
+		w := &topicWish{name: *name, partitions: -1, replication: -1}
+		if state.InternalTopic(*name) {
+			w = s.offsetsTopic(v)
+		} else if !s.mayCreate(req) {
+			w = nil
+		}
+		if w == nil {
+			continue
+		}
+		plan, f := s.planTopic(v, w)
 		if f == nil {
 			f = settled(s.propose(ctx, 0, plan.command()))
 		}
@@ -108,7 +129,7 @@ func askedTopic(v *state.View, c *call, req *kmsg.MetadataRequest, asked *kmsg.M
 
 func topicMetadata(v *state.View, c *call, req *kmsg.MetadataRequest, t *state.Topic) kmsg.MetadataResponseTopic {
 	out := kmsg.NewMetadataResponseTopic()
-	out.Topic, out.TopicID = &t.Name, t.ID
+	out.Topic, out.TopicID, out.IsInternal = &t.Name, t.ID, state.InternalTopic(t.Name)
 	out.AuthorizedOperations = operations(req.IncludeTopicAuthorizedOperations, topicOperations)
 	out.Partitions = make([]kmsg.MetadataResponseTopicPartition, 0, t.Partitions)
 	v.Partitions(t.Name, func(n int32, p *state.Partition) bool {

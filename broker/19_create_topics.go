@@ -60,6 +60,9 @@ func (s *Server) createTopic(ctx context.Context, req *kmsg.CreateTopicsRequest,
 		}
 		w.configs[c.Name] = *c.Value
 	}
+	if state.InternalTopic(t.Topic) {
+		return faultOf(kerr.InvalidTopicException, t.Topic+" is made by the cluster, when a client asks for it")
+	}
 	plan, f := s.planTopic(s.deps.Views.View(), &w)
 	if f != nil {
 		return f

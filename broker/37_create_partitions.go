@@ -46,6 +46,8 @@ func (s *Server) growTopic(ctx context.Context, req *kmsg.CreatePartitionsReques
 		return faultOf(kerr.UnknownTopicOrPartition, "")
 	}
 	switch {
+	case state.InternalTopic(t.Name): // a group's records would be in another partition from then on
+		return faultOf(kerr.InvalidTopicException, t.Name+" keeps its number of partitions")
 	case asked.Count <= t.Partitions:
 		return faultOf(kerr.InvalidPartitions, fmt.Sprintf("topic %s has %d partitions; it can only grow, not become %d", t.Name, t.Partitions, asked.Count))
 	case asked.Count > state.MaxPartitions:

@@ -30,6 +30,9 @@ type Config struct {
 	// not have come from here, then from Kafka's defaults.
 	Static map[string]string
 
+	// OffsetsTopic is how __consumer_offsets is made when a client asks for it.
+	OffsetsTopic OffsetsTopic
+
 	// RequestMaxBytes is socket.request.max.bytes: the largest frame, and the largest Produce. Default 100 MiB.
 	RequestMaxBytes int
 	// QueuedMaxBytes bounds the frames above 64 KiB that all connections hold together. Default 4 * RequestMaxBytes.
@@ -52,8 +55,20 @@ type Config struct {
 	Metrics Metrics
 }
 
+// OffsetsTopic is how __consumer_offsets is made. It is a copy for those who read it (groupcoord/export), so it is made when somebody
+// asks for it by name, and costs nothing before. Zero values mean Kafka's defaults.
+type OffsetsTopic struct {
+	Off          bool
+	Partitions   int32 // offsets.topic.num.partitions; default 50
+	Replication  int16 // offsets.topic.replication.factor; default 3, and fewer while there are fewer brokers
+	SegmentBytes int   // offsets.topic.segment.bytes; default 100 MiB
+}
+
 func (c Config) withDefaults() Config {
 	def(&c.NumPartitions, 1)
+	def(&c.OffsetsTopic.Partitions, 50)
+	def(&c.OffsetsTopic.Replication, 3)
+	def(&c.OffsetsTopic.SegmentBytes, 100<<20)
 	def(&c.RequestMaxBytes, 100<<20)
 	def(&c.QueuedMaxBytes, 4*int64(c.RequestMaxBytes))
 	def(&c.FetchMaxBytes, 55<<20)
@@ -85,6 +100,7 @@ func (c Config) validate() error {
 	}
 	bad(c.ID >= 0, "broker id %d is negative", c.ID)
 	bad(c.NumPartitions > 0 && c.NumPartitions <= state.MaxPartitions, "NumPartitions %d is not within 1 to %d", c.NumPartitions, state.MaxPartitions)
+	bad(c.OffsetsTopic.Partitions > 0 && c.OffsetsTopic.Replication > 0 && c.OffsetsTopic.SegmentBytes >= 14, "OffsetsTopic %+v is not possible", c.OffsetsTopic)
 	bad(c.ReplicationFactor >= 0, "ReplicationFactor %d is negative", c.ReplicationFactor)
 	bad(c.MinISR >= 0, "MinISR %d is negative", c.MinISR)
 	bad(c.RequestMaxBytes >= smallFrame, "RequestMaxBytes %d is below %d", c.RequestMaxBytes, smallFrame)

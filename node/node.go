@@ -22,6 +22,7 @@ import (
 	"github.com/barnabas-mq/barnabas/cluster"
 	"github.com/barnabas-mq/barnabas/console"
 	"github.com/barnabas-mq/barnabas/groupcoord"
+	"github.com/barnabas-mq/barnabas/groupcoord/export"
 	"github.com/barnabas-mq/barnabas/internal/clock"
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/internal/vfs"
@@ -59,6 +60,7 @@ type node struct {
 	zkState *zkcompat.StateBackend
 	console *console.Console
 
+	export     *export.Exporter   // writes __consumer_offsets
 	groups     *groupcoord.Driver // runs while this node leads, as does controller
 	controller *minds.Controller
 	collector  *cluster.Collector
@@ -139,6 +141,12 @@ func (n *node) assembleRooms() (err error) {
 	if err != nil {
 		return err
 	}
+	n.export, err = export.New(export.Config{
+		Self: func() id.BrokerID { b, _ := n.selfEpoch(); return b }, Log: offsetsLog{n.parts, n.clock}, Format: export.Format(cfg.Groups.OffsetsTopicFormat), Logger: log.With("room", "export"),
+	})
+	if err != nil {
+		return err
+	}
 	n.client = groupcoord.NewClient(groupcoord.ClientConfig{
 		Caller: n.cluster, Leaders: leaders{n.raft}, Views: n.raft, Log: log.With("room", "groupcoord"),
 	})
@@ -191,6 +199,7 @@ func (n *node) wire() {
 			n.parts.Reset(u.View)
 			n.zkState.Reset(u.View)
 			n.controller.Reset(u.View)
+			n.export.Reset(u.View)
 			return
 		}
 		for i := range u.Changes {
@@ -202,6 +211,7 @@ func (n *node) wire() {
 		n.zkState.Applied(u.View, u.Changes)
 		n.groups.Applied(u.View, u.Changes)
 		n.controller.Applied(u.View, u.Changes)
+		n.export.Applied(u.View, u.Changes)
 	})
 	n.raft.RunMind("controller", n.lead)
 }
@@ -263,6 +273,7 @@ func (n *node) run(ctx context.Context) (err error) {
 	do("reports", n.reporter.Run)
 	do("proofs of death", n.deaths.Run)
 	do("clients", n.serve)
+	do("export of offsets", func(ctx context.Context) error { n.export.Run(ctx, n.raft.View()); return nil })
 	<-work.Done()
 	wg.Wait()
 	n.leave()
@@ -350,7 +361,8 @@ func (n *node) newKafka() (*broker.Server, error) {
 		ID: self, NumPartitions: c.Topics.Partitions, ReplicationFactor: c.Topics.Replication, MinISR: c.Topics.MinISR,
 		NoAutoCreate: !c.Topics.AutoCreate, NoDelete: !c.Topics.Delete, RequestMaxBytes: c.Network.RequestMaxBytes,
 		SendBuffer: c.Network.SendBuffer, ReceiveBuffer: c.Network.ReceiveBuffer, Logger: n.log.With("room", "broker"),
-		Static: static(c),
+		Static: static(c), OffsetsTopic: broker.OffsetsTopic{Off: !c.Groups.OffsetsTopic, Partitions: c.Groups.OffsetsTopicPartitions,
+			Replication: c.Groups.OffsetsTopicReplication, SegmentBytes: c.Groups.OffsetsTopicSegmentBytes},
 	}, broker.Deps{Views: n.raft, Proposer: n.raft, Partitions: broker.FromManager(n.parts), Groups: n.client, ProveLeading: func(ctx context.Context) error {
 		_, err := n.raft.Prove(ctx)
 		return err

@@ -97,6 +97,15 @@ func subscriptions(row *state.Group) (topics map[string]bool, ok bool) {
 	}
 	topics = map[string]bool{}
 	for _, m := range row.Members {
+		if row.Consumer && m.Consumer != nil && !m.Classic() {
+			if m.Consumer.Regex != "" { // it may read any topic
+				return nil, false
+			}
+			for _, t := range m.Consumer.Topics {
+				topics[t] = true
+			}
+			continue
+		}
 		var sub kmsg.ConsumerMemberMetadata
 		if sub.ReadFrom(metadata(m, row.Protocol)) != nil {
 			return nil, false

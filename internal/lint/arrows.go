@@ -34,6 +34,7 @@ var Rooms = []Room{
 	{Dir: "zkcompat/ztree", Imports: []string{"raftmeta/state"}},
 	{Dir: "groupcoord", Imports: []string{"groupcoord/core", "cluster", "raftmeta/state"}},
 	{Dir: "groupcoord/core", Imports: []string{"raftmeta/state"}},
+	{Dir: "groupcoord/export", Imports: []string{"raftmeta/state"}},
 	{Dir: "partition", Imports: []string{"partition/log", "partition/record", "raftmeta/state", "internal/vfs", "internal/lease"}},
 	{Dir: "partition/log", Imports: []string{"partition/record", "internal/vfs"}},
 	{Dir: "partition/record"},

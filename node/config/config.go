@@ -117,6 +117,12 @@ type Groups struct {
 
 	OffsetsRetention time.Duration // offsets.retention.minutes
 	OffsetsCheck     time.Duration // offsets.retention.check.interval.ms
+
+	OffsetsTopic             bool  // barnabas.offsets.topic
+	OffsetsTopicFormat       int16 // barnabas.offsets.topic.format: 1 or 3
+	OffsetsTopicPartitions   int32
+	OffsetsTopicReplication  int16
+	OffsetsTopicSegmentBytes int
 }
 
 // Note names a key that has no effect, and why.

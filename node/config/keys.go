@@ -107,6 +107,11 @@ var specs = []spec{
 	{name: "group.consumer.migration.policy", kind: kText, def: "bidirectional", help: "which way groups with members change their kind: bidirectional, upgrade, downgrade or disabled"},
 	{name: "offsets.retention.minutes", kind: kMinutes, def: "10080", min: 1, max: maxInt32, help: "how long a group without members keeps its offsets"},
 	{name: "offsets.retention.check.interval.ms", kind: kMillis, def: "600000", min: 1, max: maxInt64, help: "how often offsets are looked at to expire"},
+	{name: "barnabas.offsets.topic", kind: kBool, def: "true", help: "make __consumer_offsets, a copy of the committed offsets for those who read it, when a client asks for it"},
+	{name: "barnabas.offsets.topic.format", kind: kInt, def: "3", min: 1, max: 3, help: "version of its values: 3 as Kafka writes since 2.1, 1 for readers of Kafka 1.1 and older"},
+	{name: "offsets.topic.num.partitions", kind: kInt, def: "50", min: 1, max: 10000, help: "partitions of __consumer_offsets"},
+	{name: "offsets.topic.replication.factor", kind: kInt, def: "3", min: 1, max: 32767, help: "replicas of __consumer_offsets; fewer while there are fewer brokers"},
+	{name: "offsets.topic.segment.bytes", kind: kInt, def: "104857600", min: 14, max: maxInt32, help: "segment size of __consumer_offsets"},
 
 	// Known, checked, and not honoured yet.
 	{name: "log.retention.ms", kind: kMillis, min: -1, max: maxInt64, unmet: whyRetention},

@@ -350,12 +350,17 @@ func (p *parser) defaults(c *Config) {
 		ConsumerHeartbeat: d("group.consumer.heartbeat.interval.ms"), ConsumerSession: d("group.consumer.session.timeout.ms"),
 		ConsumerMaxSize: int(n("group.consumer.max.size")), Migration: p.migration(),
 		OffsetsRetention: d("offsets.retention.minutes"), OffsetsCheck: d("offsets.retention.check.interval.ms"),
+		OffsetsTopic: n("barnabas.offsets.topic") == 1, OffsetsTopicFormat: int16(n("barnabas.offsets.topic.format")), OffsetsTopicPartitions: int32(n("offsets.topic.num.partitions")),
+		OffsetsTopicReplication: int16(n("offsets.topic.replication.factor")), OffsetsTopicSegmentBytes: int(n("offsets.topic.segment.bytes")),
 	}
 	if c.Groups.MinSessionTimeout > c.Groups.MaxSessionTimeout {
 		p.fault("group.min.session.timeout.ms", "%s is above group.max.session.timeout.ms %s", c.Groups.MinSessionTimeout, c.Groups.MaxSessionTimeout)
 	}
 	if c.Groups.ConsumerHeartbeat >= c.Groups.ConsumerSession {
 		p.fault("group.consumer.heartbeat.interval.ms", "%s is not below group.consumer.session.timeout.ms %s", c.Groups.ConsumerHeartbeat, c.Groups.ConsumerSession)
+	}
+	if c.Groups.OffsetsTopicFormat == 2 {
+		p.fault("barnabas.offsets.topic.format", "there is no format 2: 1 or 3")
 	}
 	if c.Log.MessageMaxBytes > c.Network.RequestMaxBytes {
 		p.fault("message.max.bytes", "%d is above socket.request.max.bytes %d: such a batch could not arrive",

@@ -1,0 +1,281 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/barnabas-mq/barnabas/integration/harness"
+	"github.com/barnabas-mq/barnabas/internal/testtool"
+)
+
+const offsetsTopic = "__consumer_offsets"
+
+func admin(t testing.TB, brokers []string) *kadm.Client {
+	t.Helper()
+	return kadm.NewClient(harness.Client(t, brokers))
+}
+
+// within asks until there is no error, for a minute and a half.
+func within(t testing.TB, ask func(ctx context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	defer cancel()
+	for {
+		err := ask(ctx)
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("after 90 s: %v", err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func commitAt(t testing.TB, adm *kadm.Client, group, topic string, offsets map[int32]int64, metadata string) {
+	t.Helper()
+	var os kadm.Offsets
+	for p, at := range offsets {
+		os.Add(kadm.Offset{Topic: topic, Partition: p, At: at, LeaderEpoch: 0, Metadata: metadata})
+	}
+	within(t, func(ctx context.Context) error {
+		got, err := adm.CommitOffsets(ctx, group, os)
+		if err == nil {
+			err = got.Error()
+		}
+		return err
+	})
+}
+
+// burrow reads __consumer_offsets from its beginning, as lag monitors do, and keeps the newest value of each key.
+type burrow struct {
+	offsets map[string]int64 // by group/topic/partition
+	groups  map[string]kmsg.GroupMetadataValue
+}
+
+func (b *burrow) take(r *kgo.Record) error {
+	if len(r.Key) < 2 {
+		return fmt.Errorf("a key of %d bytes", len(r.Key))
+	}
+	switch version := int(r.Key[0])<<8 | int(r.Key[1]); version {
+	case 0, 1:
+		var k kmsg.OffsetCommitKey
+		if err := k.ReadFrom(r.Key); err != nil {
+			return err
+		}
+		name := fmt.Sprintf("%s/%s/%d", k.Group, k.Topic, k.Partition)
+		if r.Value == nil {
+			delete(b.offsets, name)
+			return nil
+		}
+		var v kmsg.OffsetCommitValue
+		if err := v.ReadFrom(r.Value); err != nil {
+			return err
+		}
+		b.offsets[name] = v.Offset
+	case 2:
+		var k kmsg.GroupMetadataKey
+		if err := k.ReadFrom(r.Key); err != nil {
+			return err
+		}
+		if r.Value == nil {
+			delete(b.groups, k.Group)
+			return nil
+		}
+		var v kmsg.GroupMetadataValue
+		if err := v.ReadFrom(r.Value); err != nil {
+			return err
+		}
+		b.groups[k.Group] = v
+	}
+	return nil
+}
+
+// watch reads until the offsets are those wanted.
+func (b *burrow) watch(t *testing.T, c *kgo.Client, want func() (map[string]int64, error)) {
+	t.Helper()
+	within(t, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		c.PollFetches(ctx).EachRecord(func(r *kgo.Record) {
+			if err := b.take(r); err != nil {
+				t.Fatal(err)
+			}
+		})
+		wanted, err := want()
+		if err == nil && !maps.Equal(b.offsets, wanted) {
+			err = fmt.Errorf("the topic says %v, the coordinator %v", b.offsets, wanted)
+		}
+		return err
+	})
+}
+
+// fetched is what OffsetFetch says of every group that ListGroups names, as kafka_exporter asks.
+func fetched(ctx context.Context, adm *kadm.Client) (map[string]int64, error) {
+	out := map[string]int64{}
+	groups, err := adm.ListGroups(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range groups.Groups() {
+		got, err := adm.FetchOffsets(ctx, g)
+		if err != nil {
+			return nil, err
+		}
+		got.Each(func(o kadm.OffsetResponse) { out[fmt.Sprintf("%s/%s/%d", g, o.Topic, o.Partition)] = o.At })
+	}
+	return out, nil
+}
+
+// TestOffsetsTopic: the exported topic says what the coordinator says, to Kafka's own formatters of 4.4 and 1.1.1 and to a reader like
+// Burrow, through the death of its leaders; it is not among the znodes, and nobody can write it.
+func TestOffsetsTopic(t *testing.T) {
+	testtool.Need(t, testtool.Java)
+	cluster := harness.Start(t, harness.Options{Nodes: 3})
+	harness.CreateTopic(t, cluster.Brokers(), "orders", 4, 3, nil)
+	adm := admin(t, cluster.Brokers())
+
+	commitAt(t, adm, "simple", "orders", map[int32]int64{0: 10, 1: 11}, "from the ledger")
+	conn, _, err := zk.Connect(strings.Split(cluster.ZooKeeper(), ","), 20*time.Second, zk.WithLogger(quiet{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for _, path := range []string{"/consumers/old", "/consumers/old/offsets", "/consumers/old/offsets/orders"} {
+		if _, err := conn.Create(path, nil, 0, zk.WorldACL(zk.PermAll)); err != nil {
+			t.Fatal(path, err)
+		}
+	}
+	if _, err := conn.Create("/consumers/old/offsets/orders/3", []byte("33"), 0, zk.WorldACL(zk.PermAll)); err != nil {
+		t.Fatal(err)
+	}
+	member := harness.Client(t, cluster.Brokers(), kgo.ConsumerGroup("classic"), kgo.ConsumeTopics("orders"), kgo.ClientID("app"),
+		kgo.SessionTimeout(20*time.Second))
+	go func() { // until the client is closed
+		for !member.PollFetches(context.Background()).IsClientClosed() {
+		}
+	}()
+	within(t, func(ctx context.Context) error {
+		got, err := adm.DescribeGroups(ctx, "classic")
+		if err == nil && got["classic"].State != "Stable" {
+			err = fmt.Errorf("the group is %s", got["classic"].State)
+		}
+		return err
+	})
+
+	reader := harness.Client(t, cluster.Brokers(), kgo.ConsumeTopics(offsetsTopic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	seen := &burrow{offsets: map[string]int64{}, groups: map[string]kmsg.GroupMetadataValue{}}
+	coordinator := func() (map[string]int64, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		return fetched(ctx, adm)
+	}
+	seen.watch(t, reader, coordinator)
+	if at := seen.offsets["old/orders/3"]; at != 33 {
+		t.Fatalf("the znode's offset shows as %d", at)
+	}
+	g := seen.groups["classic"]
+	if len(g.Members) != 1 || g.Members[0].ClientID != "app" || g.Protocol == nil || g.Generation < 1 {
+		t.Fatalf("the classic group shows as %+v", g)
+	}
+
+	hidden, _, err := conn.Children("/brokers/topics")
+	if err != nil || slices.Contains(hidden, offsetsTopic) {
+		t.Errorf("/brokers/topics has %v, %v", hidden, err)
+	}
+	if ok, _, err := conn.Exists("/brokers/topics/" + offsetsTopic); ok || err != nil {
+		t.Errorf("its znode: %v, %v", ok, err)
+	}
+	forged := &kgo.Record{Topic: offsetsTopic, Partition: 0, Key: []byte{0, 1}, Value: []byte("x")}
+	producer := harness.Client(t, cluster.Brokers(), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.RecordRetries(1))
+	if err := producer.ProduceSync(t.Context(), forged).FirstErr(); err == nil {
+		t.Error("a client could write it")
+	}
+
+	t.Run("formatters", func(t *testing.T) { formatters(t, cluster) })
+
+	victim := cluster.Node(harness.Controller(t, cluster.Brokers()))
+	victim.Kill()
+	commitAt(t, adm, "simple", "orders", map[int32]int64{0: 20, 2: 22}, "")
+	seen.watch(t, reader, coordinator)
+	within(t, func(ctx context.Context) error {
+		_, err := adm.DeleteGroups(ctx, "simple")
+		return err
+	})
+	seen.watch(t, reader, coordinator)
+	if _, ok := seen.offsets["simple/orders/0"]; ok {
+		t.Error("the deleted group is still there")
+	}
+}
+
+// formatters runs the console consumers of Kafka 4.4 with its formatters of this topic until they show what is there.
+func formatters(t *testing.T, cluster *harness.Cluster) {
+	for _, f := range []struct {
+		formatter string
+		want      []string
+	}{
+		{"OffsetsMessageFormatter", []string{`"group":"simple","topic":"orders","partition":0}`, `"offset":10,"leaderEpoch":0,"metadata":"from the ledger"`,
+			`"group":"old","topic":"orders","partition":3}`, `"offset":33`}},
+		{"GroupMetadataMessageFormatter", []string{`"group":"classic"`, `"protocolType":"consumer"`, `"clientId":"app"`}},
+	} {
+		shows(t, cluster, testtool.Kafka44, "org.apache.kafka.tools.consumer.ConsoleConsumer", "org.apache.kafka.tools.consumer."+f.formatter, f.want)
+	}
+}
+
+// shows runs a console consumer from the beginning of the topic until its output has all that is wanted.
+func shows(t *testing.T, cluster *harness.Cluster, lib testtool.Tool, class, formatter string, want []string) {
+	t.Helper()
+	within(t, func(context.Context) error {
+		out, err := harness.TryTool(t, lib, class, "", "--bootstrap-server", cluster.Bootstrap(), "--topic", offsetsTopic, "--from-beginning",
+			"--timeout-ms", "15000", "--formatter", formatter)
+		for _, w := range want {
+			if !strings.Contains(out, w) {
+				return fmt.Errorf("%s does not show %s (%w): %s", formatter, w, err, out)
+			}
+		}
+		return nil
+	})
+}
+
+// TestOffsetsTopicForOldReaders: with format 1 the formatter of Kafka 1.1.1, which does not know newer values, reads it.
+func TestOffsetsTopicForOldReaders(t *testing.T) {
+	testtool.Need(t, testtool.Java)
+	cluster := harness.Start(t, harness.Options{Nodes: 1, Properties: map[string]string{"barnabas.offsets.topic.format": "1", "offsets.topic.num.partitions": "5"}})
+	harness.CreateTopic(t, cluster.Brokers(), "orders", 1, 1, nil)
+	commitAt(t, admin(t, cluster.Brokers()), "simple", "orders", map[int32]int64{0: 10}, "from the ledger")
+	shows(t, cluster, testtool.Kafka111, "kafka.tools.ConsoleConsumer", "kafka.coordinator.group.GroupMetadataManager$OffsetsMessageFormatter",
+		[]string{"[simple,orders,0]::[OffsetMetadata[10,from the ledger],CommitTime "})
+}
+
+// scrape returns the samples of a metric on a node's admin port.
+func scrape(t *testing.T, admin, metric string) (lines []string) {
+	t.Helper()
+	resp, err := http.Get("http://" + admin + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, metric+"{") {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	return lines
+}
