@@ -325,3 +325,80 @@ type grantAll struct{}
 func (grantAll) Heard(*Report) bool                                         { return true }
 func (grantAll) MayGrant(*Report) bool                                      { return true }
 func (grantAll) Goodbye(context.Context, id.BrokerID, id.BrokerEpoch) error { return nil }
+
+// runReporter runs a reporter of its own in a bubble for some time.
+func runReporter(f *fakeLeader, cfg ReporterConfig, steps ...func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	r := NewReporter(cfg)
+	go func() {
+		defer close(done)
+		_ = r.Run(ctx)
+	}()
+	for _, step := range steps {
+		step()
+	}
+	cancel()
+	<-done
+}
+
+// A voter must not go on voting for a leader that does not answer: the next leader counts from the last vote.
+func TestVotesOnlyAfterAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := fakeClock{time.Now()}
+		f := newFakeLeader(c)
+		var votes []time.Duration
+		cfg := ReporterConfig{Caller: f, Clock: c, Self: func() (id.BrokerID, id.BrokerEpoch) { return 4, 9 }, Leader: f.Leader,
+			Applied: func() id.Index { return 55 }, Vote: func() id.Term {
+				votes = append(votes, c.Boot())
+				return 3
+			}}
+		runReporter(f, cfg, func() {
+			time.Sleep(5*lease.ReportEvery + lease.ReportEvery/2)
+			if len(votes) < 4 || f.heard[0].Voted != 0 || f.heard[len(f.heard)-1].Voted != 3 {
+				t.Errorf("%d votes in %d answered reports, first %d, last %d", len(votes), len(f.heard), f.heard[0].Voted, f.heard[len(f.heard)-1].Voted)
+			}
+		}, func() {
+			f.set(func(f *fakeLeader) { f.answerIn = time.Hour }) // frozen
+			votes = nil
+			time.Sleep(20 * lease.ReportEvery)
+			if len(votes) > 1 {
+				t.Errorf("%d votes for a leader that does not answer", len(votes))
+			}
+		}, func() {
+			f.set(func(f *fakeLeader) { f.answerIn = 0 })
+			votes = nil
+			time.Sleep(10 * lease.ReportEvery)
+			if len(votes) < 5 {
+				t.Errorf("%d votes in ten reports after the leader is back", len(votes))
+			}
+		})
+	})
+}
+
+// The leader's reports to itself, each with a proof round, are rarer, and as frequent as the others when one fails.
+func TestReportsToItselfAreRarer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := fakeClock{time.Now()}
+		f := newFakeLeader(c)
+		cfg := ReporterConfig{Caller: f, Clock: c, Directory: "l", Self: func() (id.BrokerID, id.BrokerEpoch) { return 4, 9 }, Leader: f.Leader,
+			Applied: func() id.Index { return 55 }}
+		count := func(d time.Duration) int {
+			f.set(func(f *fakeLeader) { f.heard = nil })
+			time.Sleep(d)
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return len(f.heard)
+		}
+		runReporter(f, cfg, func() {
+			if n := count(30 * lease.ReportEvery); n < 9 || n > 12 {
+				t.Errorf("%d reports to itself in 30 beats, want one of three", n)
+			}
+		}, func() {
+			f.set(func(f *fakeLeader) { f.proofs = false })
+			if n := count(30 * lease.ReportEvery); n < 25 {
+				t.Errorf("%d reports to itself in 30 beats without a proof, want one each", n)
+			}
+		})
+	})
+}

@@ -29,6 +29,8 @@ type Caller interface {
 type ReporterConfig struct {
 	Caller Caller
 	Clock  clock.Clock
+	// Directory is this node's: of reports to itself, each of which costs a proof round, every third is made. "": all are.
+	Directory id.DirectoryID
 	// Self returns this broker and its incarnation; epoch 0 before it has registered.
 	Self func() (id.BrokerID, id.BrokerEpoch)
 	// Leader returns the Raft leader, "" for none known, and a channel that is closed when it changes.
@@ -37,7 +39,7 @@ type ReporterConfig struct {
 	// leadership that the state has ended.
 	Applied func() id.Index
 	// Vote confirms the term of this node's part in the metadata log; nil: reports carry no vote. Called after the moment from
-	// which the lease counts.
+	// which the lease counts, and only when the report before was answered.
 	Vote func() id.Term
 	// Sessions names the ZooKeeper sessions heard since the last answered report; answered is called when a leader that had
 	// proved itself has taken them.
@@ -50,6 +52,7 @@ type ReporterConfig struct {
 const (
 	reportTimeout   = lease.Duration // a later answer is worth nothing
 	maxReportsOut   = 8
+	ownEvery        = 3               // beats; the lease has 0.9 s left when the next report to itself is made, which no network can lose
 	registryRefresh = 5 * time.Second // how old the leader's Age of an active fetch may be
 )
 
@@ -61,6 +64,7 @@ type Reporter struct {
 	mu       sync.Mutex
 	left     bool
 	lease    lease.Lease
+	sent     time.Duration // when the last report was
 	clockMs  int64
 	clockAt  time.Duration
 	registry registryState
@@ -100,9 +104,14 @@ func (r *Reporter) Run(ctx context.Context) error {
 	out := make(chan struct{}, maxReportsOut)
 	beat := clock.NewBeat(r.cfg.Clock, lease.ReportEvery)
 	defer beat.Stop()
+	own := 0 // beats since the last report to itself
 	for {
 		leader, changed := r.cfg.Leader()
-		if b, epoch := r.cfg.Self(); leader != "" && epoch != 0 {
+		if leader != r.cfg.Directory || !r.fresh() {
+			own = ownEvery
+		}
+		if b, epoch := r.cfg.Self(); leader != "" && epoch != 0 && own >= ownEvery {
+			own = 0
 			select {
 			case out <- struct{}{}:
 				wg.Go(func() {
@@ -119,9 +128,25 @@ func (r *Reporter) Run(ctx context.Context) error {
 			return nil
 		case <-changed:
 		case <-beat.C:
+			own++
 			beat.Next()
 		}
 	}
+}
+
+// sends notes that a report is made now, and says whether it may carry a vote.
+func (r *Reporter) sends(now time.Duration) (votes bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	votes = r.lease.Votes(r.sent)
+	r.sent = now
+	return votes
+}
+
+// fresh says that the lease is as young as reports to itself leave it; if not, one was not answered.
+func (r *Reporter) fresh() bool {
+	sent, ok := r.LastAcked()
+	return ok && r.cfg.Clock.Boot()-sent < ownEvery*lease.ReportEvery
 }
 
 func (r *Reporter) report(ctx context.Context, leader id.DirectoryID, b id.BrokerID, epoch id.BrokerEpoch) error {
@@ -131,7 +156,7 @@ func (r *Reporter) report(ctx context.Context, leader id.DirectoryID, b id.Broke
 	answered := func() {}
 	// The lease counts from here: everything that the report says was true no earlier.
 	sent := r.cfg.Clock.Boot()
-	if r.cfg.Vote != nil {
+	if votes := r.sends(sent); votes && r.cfg.Vote != nil {
 		rep.Voted = r.cfg.Vote()
 	}
 	rep.Applied = r.cfg.Applied()

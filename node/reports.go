@@ -35,7 +35,7 @@ func (n *node) assembleMinds() {
 		Waits: func() []id.BrokerID { return n.parts.WaitsFor() },
 	})
 	n.controller = minds.NewController(minds.ControllerConfig{
-		Clock: n.clock, Proposer: n.raft, Views: n.raft, Collector: n.collector, Suspect: n.deaths.Suspect, Log: n.log.With("room", "controller"),
+		Clock: n.clock, Proposer: n.raft, Views: n.raft, Collector: n.collector, Suspect: n.suspect, Log: n.log.With("room", "controller"),
 		Prove: func(ctx context.Context) (id.Term, time.Duration, error) {
 			p, err := n.raft.Prove(ctx)
 			return p.Term, p.SinceOlder, err
@@ -62,6 +62,13 @@ func groupsConfig(g config.Groups) core.Config {
 		c.InitialDelay = -1
 	}
 	return c
+}
+
+// suspect has a broker probed that the controller has not heard for a while; this one reports to itself less often, and lives.
+func (n *node) suspect(b id.BrokerID) {
+	if self, _ := n.selfEpoch(); b != self {
+		n.deaths.Suspect(b)
+	}
 }
 
 // provenDead passes a proof of death on: to leaders that wait, to the controller here, and to the voters' fail-over if it

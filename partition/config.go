@@ -36,8 +36,8 @@ type Config struct {
 	ReplicaFetchBytes int
 	// ReplicaReplyBytes bounds a reply to a replica over all partitions. Default 10 MiB.
 	ReplicaReplyBytes int
-	// ReplicaFetchWait is how long a follower asks its leader to park a fetch. Default 500 ms; it must be well below
-	// lease.Duration, since fetches keep the leader's right to serve. No leader parks one for more than half its ReplicaLagMax.
+	// ReplicaFetchWait is how long a follower asks its leader to park a fetch for which there is nothing. Default 1 s, and at most
+	// that: two thirds of lease.Duration, since fetches keep the leader's right to serve.
 	ReplicaFetchWait time.Duration
 	// FetchBytes bounds a reply to a consumer over all partitions, whatever it asks. Default 55 MiB, as Apache Kafka.
 	FetchBytes int
@@ -67,7 +67,7 @@ func (c Config) withDefaults() Config {
 	def(&c.FetchBytes, 55<<20)
 	def(&c.Workers, 16)
 	dur(&c.ReplicaLagMax, 10*time.Second)
-	dur(&c.ReplicaFetchWait, 500*time.Millisecond)
+	dur(&c.ReplicaFetchWait, maxReplicaWait)
 	dur(&c.RetryFailed, 10*time.Second)
 	dur(&c.ProducerExpiry, 24*time.Hour)
 	return c
@@ -92,8 +92,8 @@ func (c Config) validate() error {
 	if c.ReplicaLagMax < 0 || c.RetryFailed < 0 || c.ProducerExpiry < 0 {
 		errs = append(errs, fmt.Errorf("ReplicaLagMax %v, RetryFailed %v and ProducerExpiry %v must be positive", c.ReplicaLagMax, c.RetryFailed, c.ProducerExpiry))
 	}
-	if c.ReplicaFetchWait < 0 || c.ReplicaFetchWait > lease.Duration/2 {
-		errs = append(errs, fmt.Errorf("ReplicaFetchWait is %v, allowed is up to %v", c.ReplicaFetchWait, lease.Duration/2))
+	if c.ReplicaFetchWait < 0 || c.ReplicaFetchWait > maxReplicaWait {
+		errs = append(errs, fmt.Errorf("ReplicaFetchWait is %v, allowed is up to %v", c.ReplicaFetchWait, maxReplicaWait))
 	}
 	return errors.Join(errs...)
 }

@@ -47,8 +47,20 @@ func hasTag(tags *kmsg.Tags, tag uint32) (found bool) {
 }
 
 // maxReplicaWait bounds how long a follower's fetch is parked, whatever it asks: its fetches keep the right to serve, and its place
-// in the ISR.
-func (c Config) maxReplicaWait() time.Duration { return min(lease.Duration, c.ReplicaLagMax) / 2 }
+// in the ISR. The next fetch, which acknowledges the reply, has the rest of lease.Duration to arrive.
+func (c Config) maxReplicaWait() time.Duration { return min(maxReplicaWait, c.ReplicaLagMax/2) }
+
+const maxReplicaWait = lease.Duration * 2 / 3
+
+// replicaWait is how long to park a fetch that asks for so long. A long wait ends on the beat of the broker's reports, so that an
+// idle machine wakes up once for both.
+func (c Config) replicaWait(asked, now time.Duration) time.Duration {
+	wait := min(asked, c.maxReplicaWait())
+	if wait >= 2*lease.ReportEvery {
+		wait -= (now + wait) % lease.ReportEvery
+	}
+	return wait
+}
 
 type stamp struct {
 	epoch id.BrokerEpoch
@@ -103,7 +115,7 @@ func (m *Manager) HandleReplicaFetch(ctx context.Context, from id.BrokerID, from
 		return nil, err
 	}
 	f.arrive()
-	p := parked{wait: min(time.Duration(f.req.MaxWaitMillis)*time.Millisecond, m.cfg.maxReplicaWait())}
+	p := parked{wait: m.cfg.replicaWait(time.Duration(f.req.MaxWaitMillis)*time.Millisecond, m.deps.Clock.Boot())}
 	defer func() {
 		if p.watching() {
 			f.leave()

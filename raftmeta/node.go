@@ -20,7 +20,7 @@ const (
 	maxAppendEntries = 16
 	// commitTimeout is how often (to twice as often) an idle leader tells followers of commits that were not pushed: raft's
 	// own entries, and what outlasted the pusher's tries.
-	commitTimeout = 300 * time.Millisecond
+	commitTimeout = time.Second
 	snapshotRetry = 500 * time.Millisecond
 	never         = 1 << 40 // seconds' worth of nanoseconds are enough: raft's own snapshot timer must not fire
 )

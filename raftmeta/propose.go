@@ -190,8 +190,9 @@ func (n *Node) handleRaw(ctx context.Context, _ id.DirectoryID, p []byte) ([]byt
 // runLane sends the lane's commands to whoever leads, in order, one batch under way at a time, and again when the leader
 // has changed, numbers are missing or nothing was heard of them.
 func (n *Node) runLane(l *lane) {
-	heard := time.NewTicker(n.cfg.ResendAfter)
+	heard := time.NewTimer(n.cfg.ResendAfter) // runs while commands wait for results
 	defer heard.Stop()
+	running := true
 	var last Leader
 	var before uint64
 	stuck := false
@@ -217,11 +218,16 @@ func (n *Node) runLane(l *lane) {
 			l.rewind()
 			wake, pause = nil, time.After(forwardPause)
 		}
+		if !running && !l.idle() {
+			heard.Reset(n.cfg.ResendAfter)
+			running = true
+		}
 		select {
 		case <-wake:
 		case <-pause:
 		case <-change:
 		case <-heard.C:
+			running = false
 			seen := l.progress()
 			if stuck && seen == before && !l.idle() {
 				l.rewind()

@@ -116,8 +116,8 @@ func (p *pusher) run(l *pushLoop) {
 				break
 			}
 			r, err := p.send(to, t)
-			if err == nil && !r.Success && r.Term == t.term && try < pushTries {
-				retry.Reset(pushRetryFirst << try) // it overtook its entry
+			if (err != nil || !r.Success && r.Term == t.term) && try < pushTries {
+				retry.Reset(pushRetryFirst << try) // it overtook its entry, or its connection broke
 				try++
 				select {
 				case <-retry.C:

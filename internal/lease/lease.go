@@ -47,6 +47,10 @@ func (l Lease) Held(now time.Duration) (until time.Duration, held bool) {
 	return until, l.granted && now < until
 }
 
+// Votes says whether a report may carry a vote (Carried): only if the last one, sent at that time, was answered. A voter that
+// went on voting for a frozen leader would make the next one wait for leases that were never given.
+func (l Lease) Votes(last time.Duration) bool { return l.granted && l.sent == last }
+
 // LastSent returns when the youngest answered report was sent; false before the first.
 func (l Lease) LastSent() (time.Duration, bool) { return l.sent, l.granted }
 

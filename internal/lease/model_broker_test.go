@@ -9,8 +9,9 @@ import (
 
 // brokerProcess is what one process knows as a broker, and as the Raft leader's mind.
 type brokerProcess struct {
-	lease Lease
-	parts []*replica
+	lease    Lease
+	lastSent time.Duration // of its reports
+	parts    []*replica
 
 	book    *Book // of the mind, nil unless it runs
 	pending []report
@@ -87,13 +88,15 @@ func (n *node) report() {
 		return
 	}
 	leader, r := n.leader, report{from: n.id, process: n.process, inc: n.st.brokers[n.id].inc}
+	votes := n.lease.Votes(n.lastSent)
 	if n.w.plant.voteBeforeLease {
 		r.voted = n.ownVote()
 	}
 	n.afterDawdling(func() {
 		r.sent = n.clock()
+		n.lastSent = max(n.lastSent, r.sent)
 		n.afterDawdling(func() {
-			if !n.w.plant.voteBeforeLease {
+			if !n.w.plant.voteBeforeLease && (votes || n.w.plant.voteOfAnotherTerm || n.w.plant.voteReplayed || n.w.plant.nonvoterVotes) {
 				r.voted = n.ownVote()
 			}
 			r.applied = id.Index(n.applied)
@@ -363,19 +366,23 @@ func (n *node) fetch(p, no int) {
 	stamp, stamped := rep.stamp, rep.stamped
 	answered, process := false, n.process
 	n.w.send(n.id, leader, func(l *node) {
-		l.fetched(p, epoch, me, stamp, stamped, func(stamp time.Duration) {
+		l.fetched(p, epoch, me, stamp, stamped, func(stamp time.Duration, taken bool) {
 			l.w.send(l.id, n.id, func(*node) {
 				if n.process != process || rep.epoch != epoch || rep.leading != nil || answered {
 					return
 				}
 				answered = true
+				if !taken {
+					n.after(n.w.between(10*time.Millisecond, 250*time.Millisecond), func() { n.fetch(p, no) })
+					return
+				}
 				rep.stamp, rep.stamped = stamp, true
 				rep.past.Sent(bid(leader), n.clock())
 				n.after(5*time.Millisecond, func() { n.fetch(p, no) })
 			})
 		})
 	})
-	n.after(700*time.Millisecond, func() {
+	n.after(Duration, func() {
 		if !answered {
 			answered = true
 			n.fetch(p, no)
@@ -384,9 +391,10 @@ func (n *node) fetch(p, no int) {
 }
 
 // fetched parks a fetch and answers it with the time of the answer.
-func (n *node) fetched(p, epoch int, m Member, stamp time.Duration, stamped bool, reply func(time.Duration)) {
+func (n *node) fetched(p, epoch int, m Member, stamp time.Duration, stamped bool, reply func(stamp time.Duration, taken bool)) {
 	rep := n.parts[p]
 	if rep.leading == nil || rep.epoch != epoch {
+		reply(0, false)
 		return
 	}
 	now := n.clock()
@@ -395,9 +403,9 @@ func (n *node) fetched(p, epoch int, m Member, stamp time.Duration, stamped bool
 	}
 	rep.leading.Fetched(m, stamp, stamped, now)
 	rep.seen[int(m.Broker)] = now
-	n.after(n.w.between(time.Millisecond, 300*time.Millisecond), func() {
+	n.after(n.w.between(time.Millisecond, Duration*2/3), func() {
 		if rep.leading != nil && rep.epoch == epoch {
-			reply(n.clock())
+			reply(n.clock(), true)
 		}
 	})
 }

@@ -254,6 +254,7 @@ var scripts = []struct {
 		if !l.leads(v.id) {
 			return
 		}
+		v.timeout = 5 * time.Second // it does not stand for election itself
 		w.pauseFor(l, w.between(3200*time.Millisecond, 3800*time.Millisecond))
 		for o := range brokers { // the stopped one hears of no successor
 			if o != v.id {
