@@ -208,7 +208,7 @@ func (c *testCluster) start(x string, layer *meshLayer) *testNode {
 		layer = &meshLayer{ln, c.m, x}
 	}
 	cfg := Config{Dir: c.dirs[x], ID: id.DirectoryID(x), Bootstrap: c.servers(), Stream: layer, Peers: meshPeers{c.m, x},
-		Logger: quiet(), TrackHash: true, HeartbeatTimeout: 300 * time.Millisecond, SegmentBytes: 1 << 20}
+		Logger: quiet(), TrackHash: true, HeartbeatTimeout: 800 * time.Millisecond, SegmentBytes: 1 << 20}
 	if c.tune != nil {
 		c.tune(&cfg)
 	}

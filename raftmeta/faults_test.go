@@ -37,6 +37,7 @@ func TestLanesUnderFaults(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	c := newCluster(t, 3, func(k *Config) {
 		k.SnapshotBytes, k.TrailingBytes, k.ResendAfter = 6<<10, 1<<10, 200*time.Millisecond
+		k.HeartbeatTimeout = 300 * time.Millisecond // leaders are to change often
 	})
 	c.bootstrapState()
 	c.register(c.leader())
