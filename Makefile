@@ -13,7 +13,7 @@ RACE := $(if $(filter true,$(CI)),-race)
 UNIT = $(shell $(GO) list ./... | grep -v /integration)
 
 .DEFAULT_GOAL := help
-.PHONY: help build run demo tools unit test race lint chaos-groups fuzz bench bench-znodes bench-failover bench-groups generate clean
+.PHONY: help build run demo tools unit test race lint chaos-groups fuzz bench bench-znodes bench-idle bench-failover bench-groups generate clean
 
 help: ## print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ bench: ## run the Go benchmarks
 bench-znodes: build ## ordered writes per second beside a real ZooKeeper, in one run
 	@tools/fetch.sh zookeeper-3.9.5
 	$(GO) run ./bench/znodes -bin $(BIN) -zookeeper $(TOOLS)/zookeeper-3.9.5/lib
+
+bench-idle: build ## size of the binary, time to the first topic, CPU and memory of an idle cluster (Linux)
+	$(GO) run ./bench/idle -bin $(BIN)
 
 bench-failover: build ## how long producers stand still when a broker is killed or frozen
 	$(GO) run ./bench/failover -bin $(BIN)

@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -48,6 +49,7 @@ func run() error {
 	runs := flag.Int("runs", 10, "runs of each kind")
 	patience := flag.Duration("patience", time.Second, "how long the producer waits for an answer before it asks elsewhere")
 	base := flag.Int("port", 23000, "first of 40 free ports")
+	kinds := flag.String("kinds", "kill,kill-leader,stop,stop-leader", "what to measure")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
@@ -65,11 +67,20 @@ func run() error {
 		return err
 	}
 	fmt.Printf("%-8s %-12s %-9s %8s %8s %8s  all runs\n", "signal", "broker", "seen by", "worst", "median", "best")
-	for _, k := range []struct {
-		name   string
-		sig    syscall.Signal
-		leader bool
-	}{{"SIGKILL", syscall.SIGKILL, false}, {"SIGKILL", syscall.SIGKILL, true}, {"SIGSTOP", syscall.SIGSTOP, false}, {"SIGSTOP", syscall.SIGSTOP, true}} {
+	for _, kind := range strings.Split(*kinds, ",") {
+		k := struct {
+			name   string
+			sig    syscall.Signal
+			leader bool
+		}{leader: strings.HasSuffix(kind, "-leader")}
+		switch strings.TrimSuffix(kind, "-leader") {
+		case "kill":
+			k.name, k.sig = "SIGKILL", syscall.SIGKILL
+		case "stop":
+			k.name, k.sig = "SIGSTOP", syscall.SIGSTOP
+		default:
+			return fmt.Errorf("-kinds %q: kill, kill-leader, stop, stop-leader", *kinds)
+		}
 		var stalls, moved []time.Duration
 		for range *runs {
 			if err := c.settled(ctx); err != nil {
@@ -222,15 +233,39 @@ func (c *cluster) moved(ctx context.Context, victim node, at time.Time) (time.Du
 			seeds = append(seeds, n.Kafka)
 		}
 	}
+	// A new client every tryEvery, whether or not those before it are through: how long one waits does not blur the figure.
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	through := make(chan time.Duration, 1)
+	var last atomic.Value
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	tick := time.NewTicker(tryEvery)
+	defer tick.Stop()
 	for {
-		switch err := c.try(ctx, seeds); {
-		case err == nil:
-			return time.Since(at), nil
-		case ctx.Err() != nil || time.Since(at) > time.Minute:
-			return 0, fmt.Errorf("no new client got through: %w", err)
+		wg.Go(func() {
+			if err := c.try(ctx, seeds); err != nil {
+				last.Store(err.Error())
+				return
+			}
+			select {
+			case through <- time.Since(at):
+			default:
+			}
+		})
+		select {
+		case d := <-through:
+			return d, nil
+		case <-ctx.Done():
+			return 0, fmt.Errorf("no new client got through: %v: %w", last.Load(), ctx.Err())
+		case <-tick.C:
 		}
 	}
 }
+
+// tryEvery is the granularity of the figures "seen by cluster".
+const tryEvery = 50 * time.Millisecond
 
 // try has a new client send a record to every partition, in a short time.
 func (c *cluster) try(ctx context.Context, seeds []string) error {
