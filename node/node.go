@@ -59,6 +59,7 @@ type node struct {
 	zk      *zkcompat.Server
 	zkState *zkcompat.StateBackend
 	console *console.Console
+	metrics *metrics
 
 	export     *export.Exporter   // writes __consumer_offsets
 	groups     *groupcoord.Driver // runs while this node leads, as does controller
@@ -130,19 +131,23 @@ func assemble(cfg config.Config, log *slog.Logger) (_ *node, err error) {
 
 func (n *node) assembleRooms() (err error) {
 	cfg, log := n.cfg, n.log
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		console.StateMetrics{View: n.raft.View, Self: n.selfID, Logs: n.marks, Counts: n.groups.Counts})
+	n.metrics = newMetrics(registry)
 	n.parts, err = partition.New(partition.Config{
 		Dir: n.dir.partitions(), UnsyncedAcks: !cfg.Log.FlushOnAck, MaxMessageBytes: cfg.Log.MessageMaxBytes, MinISR: int(cfg.Topics.MinISR),
 		SegmentBytes: int64(cfg.Log.SegmentBytes), SegmentMs: cfg.Log.RollAfter.Milliseconds(),
 		IndexIntervalBytes: int64(cfg.Log.IndexIntervalBytes), ReplicaFetchBytes: cfg.Network.ReplicaFetchMaxBytes,
 	}, partition.Deps{
 		Clock: n.clock, Logger: log.With("room", "partition"), Views: n.raft, Proposer: n.raft, Peers: brokerPeers{n.cluster},
-		Lease: n.lease, Self: n.selfEpoch,
+		Lease: n.lease, Self: n.selfEpoch, Synced: n.metrics.synced,
 	})
 	if err != nil {
 		return err
 	}
 	n.export, err = export.New(export.Config{
-		Self: func() id.BrokerID { b, _ := n.selfEpoch(); return b }, Log: offsetsLog{n.parts, n.clock}, Format: export.Format(cfg.Groups.OffsetsTopicFormat), Logger: log.With("room", "export"),
+		Self: n.selfID, Log: offsetsLog{n.parts, n.clock}, Format: export.Format(cfg.Groups.OffsetsTopicFormat), Logger: log.With("room", "export"),
 	})
 	if err != nil {
 		return err
@@ -160,11 +165,8 @@ func (n *node) assembleRooms() (err error) {
 	if n.zk, err = zkcompat.New(zkcompat.Config{Backend: n.zkState, Clock: n.clock, Chroots: cfg.ZooKeeperChroots, Log: log.With("room", "zkcompat")}); err != nil {
 		return err
 	}
-	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		console.StateMetrics{View: n.raft.View})
 	if cfg.AdminListen != "" {
-		n.console = console.New(console.Config{Listen: cfg.AdminListen, Node: n, Metrics: metrics, View: n.raft.View, Routes: n.routes(), Log: log.With("room", "console")})
+		n.console = console.New(console.Config{Listen: cfg.AdminListen, Node: n, Metrics: registry, View: n.raft.View, Routes: n.routes(), Log: log.With("room", "console")})
 	}
 	return nil
 }
@@ -361,13 +363,15 @@ func (n *node) newKafka() (*broker.Server, error) {
 		ID: self, NumPartitions: c.Topics.Partitions, ReplicationFactor: c.Topics.Replication, MinISR: c.Topics.MinISR,
 		NoAutoCreate: !c.Topics.AutoCreate, NoDelete: !c.Topics.Delete, RequestMaxBytes: c.Network.RequestMaxBytes,
 		SendBuffer: c.Network.SendBuffer, ReceiveBuffer: c.Network.ReceiveBuffer, Logger: n.log.With("room", "broker"),
-		Static: static(c), OffsetsTopic: broker.OffsetsTopic{Off: !c.Groups.OffsetsTopic, Partitions: c.Groups.OffsetsTopicPartitions,
+		Metrics: n.metrics, Static: static(c), OffsetsTopic: broker.OffsetsTopic{Off: !c.Groups.OffsetsTopic, Partitions: c.Groups.OffsetsTopicPartitions,
 			Replication: c.Groups.OffsetsTopicReplication, SegmentBytes: c.Groups.OffsetsTopicSegmentBytes},
 	}, broker.Deps{Views: n.raft, Proposer: n.raft, Partitions: broker.FromManager(n.parts), Groups: n.client, ProveLeading: func(ctx context.Context) error {
 		_, err := n.raft.Prove(ctx)
 		return err
 	}})
 }
+
+func (n *node) selfID() id.BrokerID { b, _ := n.selfEpoch(); return b }
 
 func (n *node) selfEpoch() (id.BrokerID, id.BrokerEpoch) {
 	if r := n.self.Load(); r != nil {

@@ -431,7 +431,7 @@ func (c *Coordinator) planConsumers(g *group) {
 	}
 	if old := g.told; old != nil {
 		old.WaitedMs, old.WaitedFor = (c.now - g.since).Milliseconds(), "another change came before all were there"
-		c.do(Action{Note: rebalanced(g.name, old)})
+		c.do(Action{Note: rebalanced(g.name, old), Count: counted(g, old)})
 	}
 	d.record = c.planned(g, d)
 	if g.since, g.told = c.now, d.record; len(row.Members) == 0 {

@@ -274,7 +274,7 @@ func (c *Coordinator) stands(g *group, p *put) {
 		c.do(a)
 	}
 	if r := p.record; r != nil && r != g.told { // one whose members are still coming to it is told later
-		c.do(Action{Note: rebalanced(g.name, r)})
+		c.do(Action{Note: rebalanced(g.name, r), Count: counted(g, r)})
 	}
 	switch {
 	case g.row == nil:
@@ -300,6 +300,15 @@ func (c *Coordinator) stands(g *group, p *put) {
 func rebalanced(group string, r *statepb.Rebalance) *Note {
 	return &Note{"group rebalanced", []any{"group", group, "generation", r.Generation, "cause", r.Cause, "why", r.Text, "before", r.Before,
 		"after", r.After, "joined", r.Joined, "left", r.Left, "waited_ms", r.WaitedMs, "waited_for", r.WaitedFor}}
+}
+
+// counted is a rebalance for the metrics.
+func counted(g *group, r *statepb.Rebalance) *Count {
+	kind := "classic"
+	if g.row != nil && g.row.Consumer {
+		kind = "consumer"
+	}
+	return &Count{Kind: kind, Reason: r.Cause}
 }
 
 // answerSyncs answers those who wait for an assignment, once it stands.
