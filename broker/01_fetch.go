@@ -29,33 +29,66 @@ func (s *Server) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) kms
 		MaxWait:  min(time.Duration(max(req.MaxWaitMillis, 0))*time.Millisecond, maxFetchWait),
 		MinBytes: int(max(req.MinBytes, 0)), MaxBytes: s.cfg.FetchMaxBytes, Isolation: partition.Isolation(req.IsolationLevel),
 	}
+	fenced := 0
 	if req.Version >= 3 {
 		fr.MaxBytes = min(fr.MaxBytes, int(max(req.MaxBytes, 1)))
 	}
 	for i := range req.Topics {
 		for j := range req.Topics[i].Partitions {
 			p := &req.Topics[i].Partitions[j]
+			if s.fenced(c, req.Topics[i].Topic, p.Partition) {
+				fenced++
+				continue
+			}
 			fr.Items = append(fr.Items, partition.FetchItem{
 				Topic: req.Topics[i].Topic, Partition: p.Partition, Offset: id.Offset(p.FetchOffset),
 				LeaderEpoch: id.LeaderEpoch(p.CurrentLeaderEpoch), MaxBytes: int(max(p.PartitionMaxBytes, 0)),
 			})
 		}
 	}
-	if len(fr.Items) == 0 { // a client that gives up a session that it never had; there is nothing to wait for
+	var results []partition.FetchResult
+	switch {
+	case len(fr.Items) > 0:
+		results = s.deps.Partitions.Fetch(ctx, &fr)
+	case fenced > 0: // it gets nothing, at the pace of one who waits for records
+		wait := time.NewTimer(fr.MaxWait)
+		defer wait.Stop()
+		select {
+		case <-ctx.Done():
+		case <-wait.C:
+		}
+	default: // a client that gives up a session that it never had; there is nothing to wait for
 		return resp
 	}
-	results := s.deps.Partitions.Fetch(ctx, &fr)
-	next := 0
+	asked := fr.Items
 	for i := range req.Topics {
 		t := kmsg.NewFetchResponseTopic()
 		t.Topic = req.Topics[i].Topic
 		for j := range req.Topics[i].Partitions {
-			t.Partitions = append(t.Partitions, fetchedPartition(req, req.Topics[i].Partitions[j].Partition, &results[next]))
-			next++
+			p := &req.Topics[i].Partitions[j]
+			r := partition.FetchResult{HighWatermark: id.Offset(p.FetchOffset), LastStable: id.Offset(p.FetchOffset)}
+			if len(asked) > 0 && asked[0].Topic == t.Topic && asked[0].Partition == p.Partition {
+				if !s.fenced(c, t.Topic, p.Partition) { // it may have been meanwhile
+					r = results[0]
+				}
+				asked, results = asked[1:], results[1:]
+			}
+			t.Partitions = append(t.Partitions, fetchedPartition(req, p.Partition, &r))
 		}
 		resp.Topics = append(resp.Topics, t)
 	}
 	return resp
+}
+
+// fenced reports whether a connection is cut off from a partition: it was of a znode consumer whose session expired, and the
+// partition has a new owner (decisions.md 16). To its client the partition looks as if nothing came any more.
+func (s *Server) fenced(c *call, topic string, partition int32) bool {
+	v := s.deps.Views.View()
+	if !v.AnyFence() {
+		return false
+	}
+	b, ok := v.Broker(s.cfg.ID)
+	return ok && v.Fenced(s.cfg.ID, b.Epoch, c.conn, topic, partition)
 }
 
 func fetchedPartition(req *kmsg.FetchRequest, n int32, r *partition.FetchResult) kmsg.FetchResponseTopicPartition {

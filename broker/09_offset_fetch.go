@@ -2,11 +2,13 @@ package broker
 
 import (
 	"context"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
 var offsetFetchAPI = register(9, 9, (*Server).offsetFetch).frames(listFrames)
@@ -15,8 +17,9 @@ var offsetFetchAPI = register(9, 9, (*Server).offsetFetch).frames(listFrames)
 // served by every broker, without error later. From v2 a null list of topics means all; v8 asks for several groups, and v9 names the
 // member of a consumer group, whose epoch is checked. From v1 on the coordinator proves first that it still is the one: after a freeze
 // its view may be of a past in which others have committed since.
-func (s *Server) offsetFetch(ctx context.Context, _ *call, req *kmsg.OffsetFetchRequest) kmsg.Response {
+func (s *Server) offsetFetch(ctx context.Context, c *call, req *kmsg.OffsetFetchRequest) kmsg.Response {
 	resp := req.ResponseKind().(*kmsg.OffsetFetchResponse)
+	s.awaitOffsets(ctx, c, req)
 	proof := int16(0)
 	if req.Version > 0 && s.deps.ProveLeading != nil && s.deps.ProveLeading(ctx) != nil {
 		proof = kerr.NotCoordinator.Code
@@ -46,6 +49,34 @@ func (s *Server) offsetFetch(ctx context.Context, _ *call, req *kmsg.OffsetFetch
 		resp.Topics = append(resp.Topics, rt)
 	}
 	return resp
+}
+
+// awaitHold is above the coordinator's own bound (5 s); old clients give up after 10 s.
+const awaitHold = 7 * time.Second
+
+// awaitOffsets holds an old consumer's read while its group of znode consumers rebalances and the former owners of the partitions have
+// not committed yet: old consumers read their offsets before they claim (zk-paths.md 6.6). Old tools, which send no client id, are not
+// held: they give up after 0.6 s. Nor are versions that old consumers do not send, or read after they have claimed (v0).
+func (s *Server) awaitOffsets(ctx context.Context, c *call, req *kmsg.OffsetFetchRequest) {
+	if req.Version < 1 || req.Version > 2 || c.clientID == "" {
+		return
+	}
+	v := s.deps.Views.View()
+	ask := &statepb.AwaitOffsets{Group: req.Group, By: c.clientID + "@" + c.host}
+	for _, t := range req.Topics {
+		for _, n := range t.Partitions {
+			if _, waits := v.OffsetWaits(0, req.Group, t.Topic, n); waits {
+				ask.Partitions = append(ask.Partitions, &statepb.OwnedPartition{Topic: t.Topic, Partition: n})
+			}
+		}
+	}
+	if len(ask.Partitions) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, awaitHold)
+	defer cancel()
+	// Without an answer the read is answered as it is: nothing was promised.
+	_, _ = s.deps.Groups.Do(ctx, &statepb.Command{Body: &statepb.Command_AwaitOffsets{AwaitOffsets: ask}})
 }
 
 // fetchGroup answers for one group. A fault of the whole group is in ErrorCode, and, as versions below 2 have no such field, in every

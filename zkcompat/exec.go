@@ -200,7 +200,7 @@ func (c *conn) write(r request) {
 		return
 	}
 	if res.Reason != "" {
-		c.warn("a write was refused", "op", r.Op, "path", w.Path, "code", res.Code, "reason", res.Reason)
+		c.warn("a write was not carried out", "op", r.Op, "path", w.Path, "code", res.Code, "reason", res.Reason)
 	}
 	c.replyWith(func(t Tree) (int32, jute.Code) {
 		if res.Stat == nil && res.Code == jute.OK && (r.Op == jute.OpSetData || r.Op == jute.OpSetACL) {

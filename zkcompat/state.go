@@ -281,6 +281,9 @@ func result(plan ztree.Plan, r *statepb.Result) Result {
 	case res.Code == jute.NoAuth, res.Code == jute.BadArguments, res.Code == jute.SystemError:
 		res.Reason = r.Text
 	}
+	if r.Code == statepb.Code_OK {
+		res.Reason = r.Text // answered so that old clients go on, and not done
+	}
 	return res
 }
 

@@ -207,6 +207,7 @@ func (c *Coordinator) Settled(v *state.View, id RequestID, res *statepb.Result, 
 		return nil
 	}
 	delete(c.open, id)
+	c.countLate(res)
 	if b := r.Command.GetCommitOffsets(); b != nil && b.Member != "" && res.Code == statepb.Code_OK {
 		if g := c.groups[b.Group]; g != nil {
 			c.alive(g, b.Member)

@@ -100,6 +100,7 @@ type legacyGroup struct {
 	mixes     []*held // creates of members that do not agree with those that are there
 	used      map[state.Gate]holdSum
 	failed    map[id.SessionID]*failedMember
+	fenceAt   time.Duration                        // fences are looked at no sooner
 	fetchers  map[id.TopicPartition]*reservedFetch // of partitions that are, or were, reserved
 	next      time.Duration
 }
@@ -134,6 +135,10 @@ type reason struct{ cause, text string }
 
 // loadLegacy finds the groups of znode consumers at the start of the term.
 func (c *Coordinator) loadLegacy() {
+	c.v.Fences(func(f *state.Fence) bool {
+		c.adoptFence(f)
+		return true
+	})
 	c.v.Groups(func(row *state.Group) bool {
 		if _, ok := c.v.Legacy(row.Name); ok || legacy(c.v, row.Name) {
 			c.legacyTurn(c.legacyGroup(row.Name))
@@ -308,10 +313,11 @@ func (c *Coordinator) legacyTurn(g *legacyGroup) {
 	c.turnReads(g)
 	c.turnMixes(g)
 	c.turnGhosts(g)
+	c.turnFences(g)
 	if g.next != never {
 		c.mark(g.next)
 	}
-	idle := len(g.joins)+len(g.claims)+len(g.reads)+len(g.mixes)+len(g.failed) == 0 && g.putting == 0 && g.since == never
+	idle := len(g.joins)+len(g.claims)+len(g.reads)+len(g.mixes)+len(g.failed)+len(g.fetchers) == 0 && g.putting == 0 && g.since == never
 	if idle && len(g.want.members) == 0 && (g.row == nil || len(g.row.Members)+len(g.row.Reserved) == 0) && !c.isAsked(g.name) {
 		delete(c.legacy.groups, g.name)
 	}

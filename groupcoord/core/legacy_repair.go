@@ -1,8 +1,10 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
@@ -95,6 +97,98 @@ func (c *Coordinator) stopped(f *reservedFetch, tp id.TopicPartition, host strin
 		}
 	}
 	return !slices.ContainsFunc(f.fetch, func(x Fetcher) bool { return slices.Contains(now, x) })
+}
+
+// fenceBeat is how often connections of expired members are looked at: whether they are to be cut off, and whether they are gone.
+const fenceBeat = time.Second
+
+// adoptFence goes on with what an earlier coordinator has cut off.
+func (c *Coordinator) adoptFence(f *state.Fence) {
+	g := c.legacyGroup(f.Group)
+	tp := id.TopicPartition{Topic: f.Topic, Partition: f.Partition}
+	r := g.fetchers[tp]
+	if r == nil || r.member != f.Member {
+		r = &reservedFetch{member: f.Member, seen: c.now}
+		g.fetchers[tp] = r
+	}
+	r.fetch = append(r.fetch, Fetcher{Broker: f.Broker, Epoch: f.Epoch, Conn: f.Conn, ClientID: f.Group})
+}
+
+// turnFences cuts connections that fetched a partition when their member's session expired off from it, once it has a new owner, and
+// forgets them when they are gone or the partition is their member's again. Only connections whose client id is the group, as with
+// old JVM consumers that set none, are surely of the group: others on the same machine may fetch the same partition.
+func (c *Coordinator) turnFences(g *legacyGroup) {
+	if len(g.fetchers) == 0 {
+		return
+	}
+	if c.now < g.fenceAt {
+		g.wake(g.fenceAt)
+		return
+	}
+	g.fenceAt = c.now + fenceBeat
+	for _, tp := range sortedPartitions(g.fetchers) {
+		f := g.fetchers[tp]
+		if g.row.Reservation(tp.Topic, tp.Partition) != nil || g.row.Reservation("b'"+tp.Topic+"'", tp.Partition) != nil {
+			continue
+		}
+		owner := c.ownedByLegacy(g.name, tp.Topic, tp.Partition)
+		live := c.liveFetches(f, tp)
+		cut := &statepb.FenceFetches{Group: g.name, Member: f.member}
+		lift := &statepb.FenceFetches{Group: g.name, Member: f.member, Lift: true}
+		for _, x := range f.fetch {
+			one := &statepb.FencedFetch{Broker: int32(x.Broker), Epoch: uint64(x.Epoch), Conn: x.Conn, Topic: tp.Topic, Partition: tp.Partition}
+			fenced := c.v.Fenced(x.Broker, x.Epoch, x.Conn, tp.Topic, tp.Partition)
+			on := c.v.GateOn(g.name, state.GateFence) && slices.Contains(live, x.Conn) && x.ClientID == g.name && owner != f.member
+			switch {
+			case on && owner != "" && !fenced:
+				cut.Fetches = append(cut.Fetches, one)
+			case !on && fenced:
+				lift.Fetches = append(lift.Fetches, one)
+			}
+		}
+		for _, cmd := range []*statepb.FenceFetches{cut, lift} {
+			if len(cmd.Fetches) > 0 {
+				c.last++
+				c.do(Action{Request: c.last, Propose: &statepb.Command{Body: &statepb.Command_FenceFetches{FenceFetches: cmd}}})
+			}
+		}
+		if len(cut.Fetches) > 0 {
+			c.do(Action{Count: &Count{Gate: string(state.GateFence)}, Note: &Note{"group: connections of an expired member get no more records of a partition that has a new owner",
+				[]any{"group", g.name, "member", f.member, "topic", tp.Topic, "partition", tp.Partition, "owner", owner}}})
+		}
+		if (len(live) == 0 || owner == f.member) && len(lift.Fetches) == 0 {
+			delete(g.fetchers, tp)
+		}
+	}
+	if len(g.fetchers) > 0 {
+		g.wake(g.fenceAt)
+	}
+}
+
+// liveFetches are the connections of f that still fetch. A new coordinator has no reports yet: then all of them.
+func (c *Coordinator) liveFetches(f *reservedFetch, tp id.TopicPartition) []uint64 {
+	var now []Fetcher
+	if c.cfg.Fetching != nil {
+		now = c.cfg.Fetching(tp)
+	}
+	var live []uint64
+	for _, x := range f.fetch {
+		if c.now < reportsBegin || slices.ContainsFunc(now, func(n Fetcher) bool { return n.Broker == x.Broker && n.Epoch == x.Epoch && n.Conn == x.Conn }) {
+			live = append(live, x.Conn)
+		}
+	}
+	return live
+}
+
+func sortedPartitions[V any](m map[id.TopicPartition]V) []id.TopicPartition {
+	keys := make([]id.TopicPartition, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, func(a, b id.TopicPartition) int {
+		return cmp.Or(strings.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
+	})
+	return keys
 }
 
 // failedMember is a member that was refused a claim in this generation.
@@ -207,5 +301,14 @@ func (c *Coordinator) turnMixes(g *legacyGroup) {
 		c.do(Action{Note: &Note{"group: a znode consumer was refused: the group has members of another library, which assign partitions otherwise",
 			[]any{"group", g.name, "member", h.memberID}}})
 		c.letGo(g, h, &statepb.Result{Code: statepb.Code_NODE_EXISTS, Text: "the group has members of another library"})
+	}
+}
+
+// countLate counts what was committed by members that had lost the partition: it was answered, and not applied.
+func (c *Coordinator) countLate(res *statepb.Result) {
+	for _, p := range res.Parts {
+		if p.Code == statepb.Code_OFFSET_STALE {
+			c.do(Action{Count: &Count{Gate: string(state.GateCommit)}})
+		}
 	}
 }

@@ -63,7 +63,7 @@ func (s *State) putGroup(c *statepb.PutGroup) *statepb.Result {
 		g.Rebalances, g.EmptySinceMs = old.Rebalances, old.EmptySinceMs
 	}
 	if r := c.Rebalance; r != nil {
-		if n := len(g.Rebalances); n > 0 && c.Consumer && g.Rebalances[n-1].Generation == r.Generation {
+		if n := len(g.Rebalances); n > 0 && c.Consumer && g.Rebalances[n-1].Generation == r.Generation && g.Rebalances[n-1].Kind != KindLegacy {
 			g.Rebalances = g.Rebalances[:n-1] // told to its end
 		}
 		keep := g.Rebalances[max(0, len(g.Rebalances)+1-MaxRebalances):]

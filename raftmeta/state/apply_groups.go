@@ -1,6 +1,7 @@
 package state
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 
@@ -168,6 +169,7 @@ func (s *State) commitOffsets(c *statepb.CommitOffsets) *statepb.Result {
 	if g, ok := s.groups.get([]byte(c.Group)); ok && s.mixes(g) {
 		res.Parts = worse(res.Parts, s.mixedParts(g, c))
 	}
+	res.Parts = worse(res.Parts, s.lateParts(c))
 	origin := FromKafka
 	if c.From == statepb.OffsetOrigin_ORIGIN_ZNODE {
 		origin = FromZnode
@@ -267,15 +269,15 @@ func offsetStat(o *Offset) *statepb.Stat {
 	}
 }
 
-func (s *State) createOffsetZnode(p Path, c *statepb.CreateZnode) *statepb.Result {
+func (s *State) createOffsetZnode(session int64, p Path, c *statepb.CreateZnode) *statepb.Result {
 	n, ok := parseOffset(c.Data)
 	if !ok || c.Ephemeral || c.Sequential {
 		return s.refuse(statepb.Code_INVALID, "%s holds an offset: a persistent node with a decimal number", c.Path)
 	}
-	return s.writeOffsetZnode(p, n, c.Path)
+	return s.writeOffsetZnode(session, p, n, c.Path)
 }
 
-func (s *State) setOffsetZnode(p Path, c *statepb.SetZnode) *statepb.Result {
+func (s *State) setOffsetZnode(session int64, p Path, c *statepb.SetZnode) *statepb.Result {
 	old, ok := s.offset(p.Group, p.Topic, p.Partition)
 	n, isNumber := parseOffset(c.Data)
 	switch {
@@ -286,12 +288,17 @@ func (s *State) setOffsetZnode(p Path, c *statepb.SetZnode) *statepb.Result {
 	case !isNumber:
 		return s.refuse(statepb.Code_INVALID, "%s holds an offset: %q is no decimal number", c.Path, c.Data)
 	}
-	return s.writeOffsetZnode(p, n, c.Path)
+	return s.writeOffsetZnode(session, p, n, c.Path)
 }
 
-func (s *State) writeOffsetZnode(p Path, n id.Offset, path string) *statepb.Result {
+func (s *State) writeOffsetZnode(session int64, p Path, n id.Offset, path string) *statepb.Result {
+	by, _ := s.memberOf(session, p.Group) // "" is a tool
+	if old, late := s.lateWrite(session, by, p); late {
+		return &statepb.Result{Zxid: int64(s.meta.ZXID), Path: path, Stat: offsetStat(old),
+			Text: fmt.Sprintf("%s: %s has lost the partition and others have committed since: not applied", path, by)}
+	}
 	zx := s.zxid()
-	o := &Offset{Partition: p.Partition, Offset: n, LeaderEpoch: -1, RetentionMs: -1, Origin: FromZnode, Since: uint64(s.index)}
+	o := &Offset{Partition: p.Partition, Offset: n, LeaderEpoch: -1, RetentionMs: -1, Origin: FromZnode, By: by, Since: uint64(s.index)}
 	s.putOffset(p.Group, p.Topic, o, zx)
 	return &statepb.Result{Zxid: int64(zx), Path: path, Stat: offsetStat(o)}
 }

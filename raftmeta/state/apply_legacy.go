@@ -372,3 +372,71 @@ func (s *State) guardDelete(session int64, p Path, z *Znode) *statepb.Result {
 	}
 	return s.refuse(statepb.Code_NO_NODE, "%s belongs to another member", "/consumers/"+p.Group+"/owners/"+p.Topic+"/"+p.Name)
 }
+
+// ---- commits of members that lost a partition (groups.md, "Commits") ----
+
+// ownerOf is View.OwnerOf while the entry is being applied.
+func (s *State) ownerOf(group, topic string, partition int32) (*Znode, bool) {
+	dir := "/consumers/" + group + "/owners/" + topic
+	if z, ok := s.znodes.get(znodeKey(dir + "/" + strconv.Itoa(int(partition)))); ok {
+		return z, true
+	}
+	d, ok := s.znodes.get(znodeKey(dir))
+	if !ok || d.Stat.Children == 0 {
+		return nil, false
+	}
+	_, brokers := s.brokers.collect(nil)
+	for _, b := range brokers {
+		if z, ok := s.znodes.get(znodeKey(fmt.Sprintf("%s/%d-%d", dir, b.ID, partition))); ok {
+			return z, true
+		}
+	}
+	return nil, false
+}
+
+// lateWrite reports whether a member's write of an offset znode comes after others have committed the partition that it lost. A
+// session that is no member is a tool or an operator and always wins.
+func (s *State) lateWrite(session int64, member string, p Path) (*Offset, bool) {
+	if member == "" || !s.gateOn(p.Group, GateCommit) {
+		return nil, false
+	}
+	z, ok := s.ownerOf(p.Group, p.Topic, p.Partition)
+	if !ok || z.Stat.EphemeralOwner == session {
+		return nil, false
+	}
+	o, ok := s.offset(p.Group, p.Topic, p.Partition)
+	return o, ok && o.By != member && o.Mzxid > z.Stat.Czxid
+}
+
+// lateParts judges a commit that names no member (old consumers never do) item by item. Who commits is known by client id and address:
+// where the owner's session is at that address, it may be the owner (decisions.md 15). nil: all are taken.
+func (s *State) lateParts(c *statepb.CommitOffsets) []*statepb.Result {
+	if c.Member != "" || c.Instance != "" || c.Generation >= 0 {
+		return nil
+	}
+	owners, ok := s.znodes.get(znodeKey("/consumers/" + c.Group + "/owners"))
+	if !ok || owners.Stat.Children == 0 || !s.gateOn(c.Group, GateCommit) {
+		return nil
+	}
+	host := c.By[strings.LastIndexByte(c.By, '@')+1:]
+	var parts []*statepb.Result
+	for i, it := range c.Items {
+		z, ok := s.ownerOf(c.Group, it.Topic, it.Partition)
+		if !ok {
+			continue
+		}
+		ses, ok := s.sessions.get(keyU64(uint64(z.Stat.EphemeralOwner)))
+		o, has := s.offset(c.Group, it.Topic, it.Partition)
+		if !ok || ses.Host == "" || ses.Host == host || !has || o.By == c.By || o.Mzxid <= z.Stat.Czxid {
+			continue
+		}
+		if parts == nil {
+			parts = make([]*statepb.Result, len(c.Items))
+			for j := range parts {
+				parts[j] = &statepb.Result{}
+			}
+		}
+		parts[i] = s.refuse(statepb.Code_OFFSET_STALE, "%s-%d belongs to %s, who has committed since", it.Topic, it.Partition, z.Data)
+	}
+	return parts
+}

@@ -230,7 +230,7 @@ func (s *State) createZnode(session int64, c *statepb.CreateZnode) *statepb.Resu
 	}
 	p := ParsePath(path)
 	if p.Kind == PathOffset {
-		return s.createOffsetZnode(p, c)
+		return s.createOffsetZnode(session, p, c)
 	}
 	z := &Znode{Data: c.Data, Null: c.Null, ACL: fromACL(c.Acl)}
 	s.describe(p, z, session)
@@ -284,13 +284,13 @@ func (s *State) deleteZnode(session int64, c *statepb.DeleteZnode) *statepb.Resu
 	return &statepb.Result{Zxid: int64(zx)}
 }
 
-func (s *State) setZnode(c *statepb.SetZnode) *statepb.Result {
+func (s *State) setZnode(session int64, c *statepb.SetZnode) *statepb.Result {
 	if why := ValidPath(c.Path); why != "" {
 		return s.refuse(statepb.Code_INVALID, "%q: %s", c.Path, why)
 	}
 	p := ParsePath(c.Path)
 	if p.Kind == PathOffset {
-		return s.setOffsetZnode(p, c)
+		return s.setOffsetZnode(session, p, c)
 	}
 	if r := s.projected(c.Path); r != nil {
 		return r

@@ -404,6 +404,9 @@ func (v *View) Fenced(b id.BrokerID, e id.BrokerEpoch, conn uint64, topic string
 	return ok && f.Epoch == e
 }
 
+// AnyFence reports whether there is a fence at all.
+func (v *View) AnyFence() bool { return v.fences.Len() > 0 }
+
 // Fences calls fn for each fence until it returns false.
 func (v *View) Fences(fn func(*Fence) bool) { walk(v.fences, nil, fn) }
 

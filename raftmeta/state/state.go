@@ -334,7 +334,7 @@ func (s *State) body(c *statepb.Command) *statepb.Result {
 	case *statepb.Command_DeleteZnode:
 		return s.deleteZnode(origin, b.DeleteZnode)
 	case *statepb.Command_SetZnode:
-		return s.setZnode(b.SetZnode)
+		return s.setZnode(origin, b.SetZnode)
 	case *statepb.Command_SetAcl:
 		return s.setACL(b.SetAcl)
 	case *statepb.Command_ClaimOwner:
