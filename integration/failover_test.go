@@ -3,11 +3,13 @@ package integration
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/barnabas-mq/barnabas/integration/check"
 	"github.com/barnabas-mq/barnabas/integration/harness"
@@ -71,6 +73,41 @@ func (l *load) leader(controller bool) *harness.Node {
 	return l.Node(c)
 }
 
+// lose runs a fault that takes a node away, which lasts until all that the node led is led by others: what it may have acked
+// alone meanwhile is lost then.
+func (l *load) lose(n *harness.Node, name string, cause, undo func()) {
+	l.t.Helper()
+	led := harness.Leaders(l.t, l.Brokers(), l.topic)
+	maps.DeleteFunc(led, func(_, leader int32) bool { return int(leader) != n.ID })
+	l.fault(name, func() {
+		cause()
+		l.awaitMoved(n, led)
+	}, undo)
+}
+
+// awaitMoved returns when another node names other leaders than n for these partitions.
+func (l *load) awaitMoved(n *harness.Node, led map[int32]int32) {
+	l.t.Helper()
+	other := l.Nodes[n.ID%len(l.Nodes)]
+	client := harness.Client(l.t, []string{other.Kafka})
+	testtool.Eventually(l.t, harness.StartLimit, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		req := kmsg.NewPtrMetadataRequest()
+		req.Topics = []kmsg.MetadataRequestTopic{{Topic: &l.topic}}
+		answer, err := client.SeedBrokers()[0].Request(ctx, req) // of that node itself: n may still answer clients
+		if err != nil {
+			return err
+		}
+		for _, p := range answer.(*kmsg.MetadataResponse).Topics[0].Partitions {
+			if _, was := led[p.Partition]; was && (p.Leader < 0 || int(p.Leader) == n.ID) {
+				return fmt.Errorf("node %d names %d as leader of partition %d", other.ID, p.Leader, p.Partition)
+			}
+		}
+		return nil
+	})
+}
+
 // fault runs one fault, waits until the producer is acked again, and logs what it cost.
 func (l *load) fault(name string, cause, undo func()) {
 	l.t.Helper()
@@ -110,7 +147,7 @@ func TestKilledLeaders(t *testing.T) {
 	for round := range 3 {
 		for _, controller := range []bool{false, true} {
 			n := l.leader(controller)
-			l.fault(fmt.Sprintf("round %d: SIGKILL of node %d (Raft leader: %v)", round, n.ID, controller), n.Kill, n.Start)
+			l.lose(n, fmt.Sprintf("round %d: SIGKILL of node %d (Raft leader: %v)", round, n.ID, controller), n.Kill, n.Start)
 		}
 	}
 	l.verify()
@@ -120,7 +157,7 @@ func TestFrozenLeaders(t *testing.T) {
 	l := underLoad(t, harness.Options{})
 	for _, controller := range []bool{false, true} {
 		n := l.leader(controller)
-		l.fault(fmt.Sprintf("SIGSTOP of node %d (Raft leader: %v)", n.ID, controller), n.Pause, n.Resume)
+		l.lose(n, fmt.Sprintf("SIGSTOP of node %d (Raft leader: %v)", n.ID, controller), n.Pause, n.Resume)
 	}
 	l.verify()
 }
@@ -150,7 +187,7 @@ func TestCutLeaders(t *testing.T) {
 				others = append(others, o.Name)
 			}
 		}
-		l.fault(fmt.Sprintf("node %d cut off (Raft leader: %v)", n.ID, controller), func() { l.Net.Isolate(n.Name, others...) }, l.Net.Heal)
+		l.lose(n, fmt.Sprintf("node %d cut off (Raft leader: %v)", n.ID, controller), func() { l.Net.Isolate(n.Name, others...) }, l.Net.Heal)
 	}
 	n := l.leader(true)
 	victim := l.Nodes[(n.ID+r.IntN(len(l.Nodes)-1))%len(l.Nodes)] // any but n, whose index is n.ID-1
@@ -169,9 +206,9 @@ func TestCutLeaders(t *testing.T) {
 func TestRacing(t *testing.T) {
 	l := underLoad(t, harness.Options{Race: true})
 	n := l.leader(false)
-	l.fault(fmt.Sprintf("SIGKILL of node %d", n.ID), n.Kill, n.Start)
+	l.lose(n, fmt.Sprintf("SIGKILL of node %d", n.ID), n.Kill, n.Start)
 	n = l.leader(true)
-	l.fault(fmt.Sprintf("SIGSTOP of node %d, the Raft leader", n.ID), n.Pause, n.Resume)
+	l.lose(n, fmt.Sprintf("SIGSTOP of node %d, the Raft leader", n.ID), n.Pause, n.Resume)
 	l.verify()
 	for _, n := range l.Nodes {
 		n.Stop()
