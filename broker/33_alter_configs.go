@@ -13,14 +13,14 @@ import (
 
 var alterConfigsAPI = register(33, 2, (*Server).alterConfigs)
 
-// alterConfigs replaces the whole configuration of topics; what is not given goes back to its default.
+// alterConfigs replaces the whole configuration of topics and groups; what is not given goes back to its default.
 func (s *Server) alterConfigs(ctx context.Context, _ *call, req *kmsg.AlterConfigsRequest) kmsg.Response {
 	resp := req.ResponseKind().(*kmsg.AlterConfigsResponse)
 	for i := range req.Resources {
 		r := &req.Resources[i]
 		out := kmsg.NewAlterConfigsResponseResource()
 		out.ResourceType, out.ResourceName = r.ResourceType, r.ResourceName
-		f := s.alterTopic(ctx, r.ResourceType, r.ResourceName, req.ValidateOnly, func(*state.Config) (*statepb.SetConfig, *fault) {
+		f := s.alterResource(ctx, r.ResourceType, r.ResourceName, req.ValidateOnly, func(_ *state.Config, k *configKind) (*statepb.SetConfig, *fault) {
 			set := map[string]string{}
 			for _, c := range r.Configs {
 				if c.Value == nil {
@@ -28,7 +28,7 @@ func (s *Server) alterConfigs(ctx context.Context, _ *call, req *kmsg.AlterConfi
 				}
 				set[c.Name] = *c.Value
 			}
-			return &statepb.SetConfig{Entries: protoEntries(set), Replace: true}, checkTopicConfigs(set)
+			return &statepb.SetConfig{Entries: protoEntries(set), Replace: true}, k.check(set)
 		})
 		if f != nil {
 			out.ErrorCode, out.ErrorMessage = f.code, f.message()

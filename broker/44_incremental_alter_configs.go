@@ -22,8 +22,8 @@ func (s *Server) incrementalAlterConfigs(ctx context.Context, _ *call, req *kmsg
 		r := &req.Resources[i]
 		out := kmsg.NewIncrementalAlterConfigsResponseResource()
 		out.ResourceType, out.ResourceName = r.ResourceType, r.ResourceName
-		f := s.alterTopic(ctx, r.ResourceType, r.ResourceName, req.ValidateOnly, func(row *state.Config) (*statepb.SetConfig, *fault) {
-			return increments(row, r.Configs)
+		f := s.alterResource(ctx, r.ResourceType, r.ResourceName, req.ValidateOnly, func(row *state.Config, k *configKind) (*statepb.SetConfig, *fault) {
+			return increments(row, k, r.Configs)
 		})
 		if f != nil {
 			out.ErrorCode, out.ErrorMessage = f.code, f.message()
@@ -36,28 +36,27 @@ func (s *Server) incrementalAlterConfigs(ctx context.Context, _ *call, req *kmsg
 // alterTries is how often a change is decided again because the row changed meanwhile.
 const alterTries = 5
 
-// alterTopic changes a topic's configuration by what decide makes of the row as it is.
-func (s *Server) alterTopic(ctx context.Context, typ kmsg.ConfigResourceType, name string, validateOnly bool, decide func(*state.Config) (*statepb.SetConfig, *fault)) *fault {
-	if typ != kmsg.ConfigResourceTypeTopic {
-		return faultOf(kerr.InvalidRequest, "only topics' settings can be changed while a broker runs; a broker's are in its configuration file")
-	}
-	if why := state.ValidTopicName(name); why != "" {
-		return faultOf(kerr.InvalidTopicException, why)
+// alterResource changes a topic's or a group's configuration by what decide makes of the row as it is.
+func (s *Server) alterResource(ctx context.Context, typ kmsg.ConfigResourceType, name string, validateOnly bool,
+	decide func(*state.Config, *configKind) (*statepb.SetConfig, *fault)) *fault {
+	k, ok := configKinds[typ]
+	if !ok {
+		return faultOf(kerr.InvalidRequest, "only topics' and groups' settings can be changed while a broker runs; a broker's are in its configuration file")
 	}
 	for range alterTries {
 		v := s.deps.Views.View()
-		if _, ok := v.Topic(name); !ok {
-			return faultOf(kerr.UnknownTopicOrPartition, "")
+		if f := k.exists(v, name); f != nil {
+			return f
 		}
-		row, ok := v.Config("topics", name)
+		row, ok := v.Config(k.entity, name)
 		if !ok {
 			row = &state.Config{}
 		}
-		cmd, f := decide(row)
+		cmd, f := decide(row, k)
 		if f != nil || validateOnly {
 			return f
 		}
-		cmd.Type, cmd.Name, cmd.ZnodeVersion = "topics", name, -1
+		cmd.Type, cmd.Name, cmd.ZnodeVersion = k.entity, name, -1
 		if ok {
 			cmd.ExistsOnly, cmd.ZnodeVersion = true, row.Stat.Version
 		}
@@ -66,11 +65,11 @@ func (s *Server) alterTopic(ctx context.Context, typ kmsg.ConfigResourceType, na
 			return settled(r, err)
 		}
 	}
-	return faultOf(kerr.InvalidRequest, "others keep changing this topic's settings; try again")
+	return faultOf(kerr.InvalidRequest, "others keep changing these settings; try again")
 }
 
 // increments turns the operations into what the row becomes.
-func increments(row *state.Config, ops []kmsg.IncrementalAlterConfigsRequestResourceConfig) (*statepb.SetConfig, *fault) {
+func increments(row *state.Config, k *configKind, ops []kmsg.IncrementalAlterConfigsRequestResourceConfig) (*statepb.SetConfig, *fault) {
 	cmd := &statepb.SetConfig{}
 	set := map[string]string{}
 	for i := range ops {
@@ -82,27 +81,27 @@ func increments(row *state.Config, ops []kmsg.IncrementalAlterConfigsRequestReso
 			cmd.Entries = append(cmd.Entries, &statepb.ConfigEntry{Name: name, Remove: true})
 			continue
 		}
-		value, f := increment(row, &ops[i])
+		value, f := increment(row, k, &ops[i])
 		if f != nil {
 			return nil, f
 		}
 		set[name] = value
 	}
-	if f := checkTopicConfigs(set); f != nil {
+	if f := k.check(set); f != nil {
 		return nil, f
 	}
 	cmd.Entries = append(cmd.Entries, protoEntries(set)...)
 	return cmd, nil
 }
 
-func increment(row *state.Config, op *kmsg.IncrementalAlterConfigsRequestResourceConfig) (string, *fault) {
+func increment(row *state.Config, k *configKind, op *kmsg.IncrementalAlterConfigsRequestResourceConfig) (string, *fault) {
 	if op.Value == nil {
 		return "", faultOf(kerr.InvalidConfig, fmt.Sprintf("configuration %s has no value", clip(op.Name)))
 	}
 	if op.Op == kmsg.IncrementalAlterConfigOpSet {
 		return *op.Value, nil
 	}
-	def, ok := topicSetting(op.Name)
+	def, ok := k.setting(op.Name)
 	if !ok || def.typ != kmsg.ConfigTypeList || op.Op != kmsg.IncrementalAlterConfigOpAppend && op.Op != kmsg.IncrementalAlterConfigOpSubtract {
 		return "", faultOf(kerr.InvalidConfig, fmt.Sprintf("operation %d cannot be done on configuration %s", op.Op, clip(op.Name)))
 	}

@@ -61,19 +61,25 @@ var topicSettings = []setting{
 	{"unclean.leader.election.enable", kmsg.ConfigTypeBoolean, "unclean.leader.election.enable", "false", boolean, "whether a replica outside the ISR may lead"},
 }
 
-func topicSetting(name string) (*setting, bool) {
-	i, ok := slices.BinarySearchFunc(topicSettings, name, func(s setting, n string) int { return strings.Compare(s.name, n) })
+func topicSetting(name string) (*setting, bool) { return findSetting(topicSettings, name) }
+
+func findSetting(settings []setting, name string) (*setting, bool) {
+	i, ok := slices.BinarySearchFunc(settings, name, func(s setting, n string) int { return strings.Compare(s.name, n) })
 	if !ok {
 		return nil, false
 	}
-	return &topicSettings[i], true
+	return &settings[i], true
 }
 
-// checkTopicConfigs refuses unknown names and wrong values, all of them at once.
 func checkTopicConfigs(configs map[string]string) *fault {
+	return checkConfigs(configs, topicSetting, "topic")
+}
+
+// checkConfigs refuses unknown names and wrong values, all of them at once.
+func checkConfigs(configs map[string]string, find func(string) (*setting, bool), kind string) *fault {
 	var faults []string
 	for _, name := range sortedKeys(configs) {
-		if err := checkTopicConfig(name, configs[name]); err != nil {
+		if err := checkConfig(name, configs[name], find, kind); err != nil {
 			faults = append(faults, err.Error())
 		}
 	}
@@ -83,10 +89,10 @@ func checkTopicConfigs(configs map[string]string) *fault {
 	return nil
 }
 
-func checkTopicConfig(name, value string) error {
-	def, ok := topicSetting(name)
+func checkConfig(name, value string, find func(string) (*setting, bool), kind string) error {
+	def, ok := find(name)
 	if !ok {
-		return fmt.Errorf("unknown topic config name: %s", name)
+		return fmt.Errorf("unknown %s config name: %s", kind, name)
 	}
 	if err := def.check(value); err != nil {
 		return fmt.Errorf("invalid value %s for configuration %s: %w", clip(value), name, err)

@@ -22,6 +22,8 @@ type Tree interface {
 	// Gated tells whether o is shown the node at path as a generation published it (group barriers), and by which change. What
 	// happens to the node itself is then no event for o: an Event of type Shown says when o is shown something else.
 	Gated(path string, o ztree.Observer) (since id.ZXID, gated bool)
+	// Unlimited tells whether o may read as fast as it likes: the load gate of its group is off.
+	Unlimited(o ztree.Observer) bool
 	// Session tells whether a session lives and which attachment is its newest.
 	Session(s id.SessionID) (attachEpoch uint64, ok bool)
 }

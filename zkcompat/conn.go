@@ -40,6 +40,7 @@ type conn struct {
 	auth  []jute.ACL    // ids proven by auth requests
 	quiet time.Duration // no log line before
 	muted int           // log lines left out since the last
+	reads bucket
 
 	// Guarded by watches.mu.
 	armed [2]map[string]struct{}

@@ -14,7 +14,9 @@ import (
 func (c *conn) execute(r request) {
 	switch r.Op {
 	case jute.OpExists, jute.OpGetData, jute.OpGetChildren, jute.OpGetChildren2, jute.OpGetACL:
-		c.read(r)
+		if c.slow() {
+			c.read(r)
+		}
 	case jute.OpCreate, jute.OpDelete, jute.OpSetData, jute.OpSetACL:
 		c.write(r)
 	case jute.OpSync:

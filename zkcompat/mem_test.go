@@ -93,6 +93,8 @@ func (t *memTree) Gated(path string, o ztree.Observer) (id.ZXID, bool) {
 	return t.gate.since, true
 }
 
+func (t *memTree) Unlimited(ztree.Observer) bool { return false }
+
 type memGate struct {
 	session id.SessionID
 	path    string

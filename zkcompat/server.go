@@ -30,6 +30,8 @@ type Config struct {
 	MaxQueuedBytes   int           // 4 MiB, likewise
 	MaxOutput        int           // 1 MiB of unsent replies of one connection; then its next request waits
 	MaxWatches       int           // 200,000 of one connection; then it is closed
+	ReadRate         int           // 5,000 reads a second of one connection, once it has used up ReadBurst: old clients spin without a pause
+	ReadBurst        int           // 20,000
 
 	// Chroots are other names of the root, such as /kafka: zookeeper.connect=host:2181/kafka of old clients.
 	Chroots []string
@@ -60,6 +62,8 @@ func (c Config) withDefaults() Config {
 	num(&c.MaxQueuedBytes, 4<<20)
 	num(&c.MaxOutput, 1<<20)
 	num(&c.MaxWatches, 200_000)
+	num(&c.ReadRate, 5000)
+	num(&c.ReadBurst, 20_000)
 	if c.Clock == nil {
 		c.Clock = clock.System{}
 	}
@@ -75,7 +79,7 @@ func (c Config) validate() error {
 		return errors.New("zkcompat: Config.Backend is missing")
 	case c.MinTimeout <= 0 || c.MaxTimeout < c.MinTimeout:
 		return fmt.Errorf("zkcompat: session timeouts from %v to %v are no range", c.MinTimeout, c.MaxTimeout)
-	case c.MaxQueued < 1 || c.MaxQueuedBytes < 1 || c.MaxOutput < 1 || c.MaxConnections < 1 || c.MaxWatches < 1:
+	case c.MaxQueued < 1 || c.MaxQueuedBytes < 1 || c.MaxOutput < 1 || c.MaxConnections < 1 || c.MaxWatches < 1 || c.ReadRate < 1 || c.ReadBurst < 1:
 		return errors.New("zkcompat: every bound must be at least 1")
 	}
 	for _, root := range c.Chroots {
@@ -110,6 +114,7 @@ type Server struct {
 
 type counters struct {
 	received, sent, started, refused atomic.Int64
+	slowed, slowedFor                atomic.Int64 // reads, and for how many ns in all
 }
 
 type waiter struct {
@@ -372,6 +377,8 @@ func (s *Server) sweep(ctx context.Context) {
 type Stats struct {
 	Connections, Sessions, Watches    int
 	Received, Sent, Connects, Refused int64
+	Slowed                            int64         // reads that the load gate held
+	SlowedFor                         time.Duration // in all
 	Zxid                              int64
 	MinTimeout, MaxTimeout            time.Duration
 }
@@ -379,7 +386,7 @@ type Stats struct {
 // Stats counts what the server has and has done.
 func (s *Server) Stats() Stats {
 	st := Stats{Received: s.stats.received.Load(), Sent: s.stats.sent.Load(), Connects: s.stats.started.Load(),
-		Refused: s.stats.refused.Load(), MinTimeout: s.cfg.MinTimeout, MaxTimeout: s.cfg.MaxTimeout}
+		Refused: s.stats.refused.Load(), Slowed: s.stats.slowed.Load(), SlowedFor: time.Duration(s.stats.slowedFor.Load()), MinTimeout: s.cfg.MinTimeout, MaxTimeout: s.cfg.MaxTimeout}
 	s.conns.Lock()
 	st.Connections = len(s.conns.all)
 	s.conns.Unlock()

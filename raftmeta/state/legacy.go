@@ -427,6 +427,9 @@ const (
 	GateLoad        Gate = "load"        // sessions that spin are slowed down
 )
 
+// Gates are all of them.
+var Gates = []Gate{GateBarrier, GateClaim, GateOffset, GateReservation, GateDelete, GateGhost, GateDialect, GateCommit, GateFence, GateLoad}
+
 // GatesOff is the configuration key of a group (entity type groups) with the gates that are off, separated by commas; "all" is all.
 const GatesOff = "legacy.gates.off"
 

@@ -21,6 +21,12 @@ func (v View) Gated(path string, o Observer) (since id.ZXID, gated bool) {
 	return g.Zxid, true
 }
 
+// Unlimited tells whether o may read as fast as it likes: the load gate of its group is off.
+func (v View) Unlimited(o Observer) bool {
+	group, ok := v.s.GroupOf(o.Session)
+	return ok && !v.s.GateOn(group, state.GateLoad)
+}
+
 // generation returns what o is shown path by, nil for the raw tree.
 func (v View) generation(path string, o Observer) *state.Legacy {
 	if o.Session == 0 {
