@@ -7,11 +7,15 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-const pushRetryFirst = 500 * time.Microsecond
-
-// pushTries is how often a refused push is sent again, after twice the pause each time, before it is left to raft's
-// CommitTimeout: 8 reach as far as a disk that takes 60 ms to sync, so that CommitTimeout need not be short.
-const pushTries = 8
+const (
+	// A push that overtook its entry is sent again after twice the pause each time, up to pushRetryMost, for as long as the
+	// follower is in the term and lacks the entry: a busy disk or machine delays it by a second, and what waits for the commit
+	// should not wait for raft's CommitTimeout on top.
+	pushRetryFirst = 500 * time.Microsecond
+	pushRetryMost  = 16 * time.Millisecond
+	// pushTries is how often a push is sent again that met no answer at all; then it is left to CommitTimeout.
+	pushTries = 8
+)
 
 // target is an entry known to be committed, with the term that it carries.
 type target struct{ index, term uint64 }
@@ -116,8 +120,8 @@ func (p *pusher) run(l *pushLoop) {
 				break
 			}
 			r, err := p.send(to, t)
-			if (err != nil || !r.Success && r.Term == t.term) && try < pushTries {
-				retry.Reset(pushRetryFirst << try) // it overtook its entry, or its connection broke
+			if err == nil && !r.Success && r.Term == t.term || err != nil && try < pushTries {
+				retry.Reset(min(pushRetryFirst<<min(try, 16), pushRetryMost))
 				try++
 				select {
 				case <-retry.C:

@@ -11,6 +11,7 @@ import (
 // scripted is a follower that answers pushes as told.
 type scripted struct {
 	mu      sync.Mutex
+	dead    bool // no answers
 	got     []target
 	answers []raft.AppendEntriesResponse // the last one repeats
 	gate    chan struct{}                // nil: answers at once
@@ -30,7 +31,7 @@ func (s *scripted) send(_ raft.Server, t target) (raft.AppendEntriesResponse, er
 			s.answers = s.answers[1:]
 		}
 	}
-	gate := s.gate
+	gate, dead := s.gate, s.dead
 	s.mu.Unlock()
 	if gate != nil {
 		<-gate
@@ -38,6 +39,9 @@ func (s *scripted) send(_ raft.Server, t target) (raft.AppendEntriesResponse, er
 	s.mu.Lock()
 	s.sending--
 	s.mu.Unlock()
+	if dead {
+		return a, errReopening
+	}
 	return a, nil
 }
 
@@ -67,25 +71,36 @@ func TestPushNewestOnly(t *testing.T) {
 	}
 }
 
-// A push that overtook its entry is repeated a few times, then left to CommitTimeout; one refused in a later term never.
+// A push that overtook its entry is repeated until the follower has it; one refused in a later term never, and one without any
+// answer a few times.
 func TestPushRefused(t *testing.T) {
 	s := &scripted{answers: []raft.AppendEntriesResponse{{Term: 7}}}
 	p := newPusher(s.send)
 	defer p.close()
 	p.push(target{5, 7}, oneFollower)
-	eventually(t, "all tries", func() bool { return len(s.sent()) == 1+pushTries })
+	eventually(t, "many tries", func() bool { return len(s.sent()) > 2*pushTries })
 	s.mu.Lock()
-	s.answers = []raft.AppendEntriesResponse{{Term: 8}}
+	s.answers = []raft.AppendEntriesResponse{{Term: 7, Success: true}}
 	s.mu.Unlock()
 	p.push(target{6, 7}, oneFollower)
-	eventually(t, "the next entry's", func() bool { return len(s.sent()) == 2+pushTries })
+	eventually(t, "the newest", func() bool { g := s.sent(); return g[len(g)-1] == target{6, 7} })
 	s.mu.Lock()
-	s.answers = nil
+	s.got, s.answers = nil, []raft.AppendEntriesResponse{{Term: 8}}
 	s.mu.Unlock()
 	p.push(target{7, 7}, oneFollower)
+	eventually(t, "the one refused in a later term", func() bool { return len(s.sent()) == 1 })
+	s.mu.Lock()
+	s.dead = true
+	s.mu.Unlock()
+	p.push(target{8, 7}, oneFollower)
+	eventually(t, "all tries at a dead peer", func() bool { return len(s.sent()) == 2+pushTries })
+	s.mu.Lock()
+	s.dead, s.answers = false, nil
+	s.mu.Unlock()
+	p.push(target{9, 7}, oneFollower)
 	eventually(t, "the next", func() bool { return len(s.sent()) == 3+pushTries })
-	if g := s.sent(); g[len(g)-2] != (target{6, 7}) {
-		t.Fatalf("a push refused in a later term was repeated: %v", g)
+	if g := s.sent(); g[1] != (target{8, 7}) || g[len(g)-2] != (target{8, 7}) {
+		t.Fatalf("a push was repeated that should not be: %v", g)
 	}
 }
 

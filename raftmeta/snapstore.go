@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/raft"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -38,6 +39,10 @@ const (
 	snapBlock   = 4096
 	snapMaxHead = 1 << 20
 	snapKeep    = 2
+
+	snapSyncEvery = 4 << 20
+	snapRest      = 2                    // times as long as the work before
+	snapMaxRest   = 5 * time.Millisecond // a piece of 64 KiB takes a fraction of it
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -110,6 +115,7 @@ type snapStore struct {
 	applied   func() uint64
 	final     func(s snapRef, received bool) error // after the file is durable; must not block
 	step      func(string)                         // test hook
+	stopped   <-chan struct{}                      // own snapshots hurry from then on; nil: never
 
 	seq atomic.Uint64
 }
@@ -348,6 +354,8 @@ type snapSink struct {
 	w               *vfs.Writer
 	sum             hash.Hash32
 	done            bool
+	unsynced        int       // bytes
+	last            time.Time // end of the last rest
 }
 
 var _ raft.SnapshotSink = (*snapSink)(nil)
@@ -361,7 +369,32 @@ func (k *snapSink) Write(p []byte) (int, error) {
 	n, err := k.w.Write(p)
 	_, _ = k.sum.Write(p[:n]) // a hash never fails
 	k.head.BodySize += int64(n)
+	if err != nil || k.received {
+		return n, err
+	}
+	if k.unsynced += n; k.unsynced >= snapSyncEvery {
+		k.unsynced = 0
+		err = k.f.Sync()
+	}
+	k.rest()
 	return n, err
+}
+
+// rest sleeps for as long as the last piece took, twice: nobody waits for an own snapshot, and commands that are ordered meanwhile
+// pass through a dozen goroutines, each of which would queue behind a writer that never pauses. The syncs in between are for
+// them too: one of the whole file at the end would keep the log's syncs waiting for the disk.
+func (k *snapSink) rest() {
+	worked := snapMaxRest / snapRest
+	if !k.last.IsZero() {
+		worked = min(worked, time.Since(k.last))
+	}
+	pause := time.NewTimer(snapRest * worked)
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+	case <-k.s.stopped:
+	}
+	k.last = time.Now()
 }
 
 // Cancel implements raft.SnapshotSink: the unfinished file goes. A second call, or one after Close, does nothing.
