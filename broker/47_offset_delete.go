@@ -29,6 +29,7 @@ func (s *Server) offsetDelete(ctx context.Context, _ *call, req *kmsg.OffsetDele
 		return resp
 	}
 	topics, all := subscribed(v, g)
+	ownedByZnodes(v, g.Name, topics)
 	cmd := &statepb.DeleteOffsets{Group: req.Group}
 	for _, t := range req.Topics {
 		out := kmsg.NewOffsetDeleteResponseTopic()
@@ -53,6 +54,19 @@ func (s *Server) offsetDelete(ctx context.Context, _ *call, req *kmsg.OffsetDele
 		resp.Topics = nil
 	}
 	return resp
+}
+
+// ownedByZnodes adds the topics that live znode consumers read.
+func ownedByZnodes(v *state.View, group string, topics map[string]bool) {
+	live := false
+	v.Members(group, func(string, *state.Znode) bool { live = true; return false })
+	if !live || topics == nil {
+		return
+	}
+	v.ZnodeChildren("/consumers/"+group+"/owners", func(topic string, _ *state.Znode) bool {
+		v.Owners(group, topic, func(string, *state.Znode) bool { topics[topic] = true; return false })
+		return true
+	})
 }
 
 func hasOffset(v *state.View, group, topic string, p int32) bool {

@@ -1,12 +1,18 @@
 package integration
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -278,4 +284,113 @@ func scrape(t *testing.T, admin, metric string) (lines []string) {
 		}
 	}
 	return lines
+}
+
+// faces reads one committed offset on each face: -1 where there is none.
+func faces(t *testing.T, adm *kadm.Client, conn *zk.Conn, group, topic string, p int32) (kafka, znode int64) {
+	t.Helper()
+	kafka, znode = -1, -1
+	within(t, func(ctx context.Context) error {
+		got, err := adm.FetchOffsets(ctx, group)
+		if err != nil {
+			return err
+		}
+		if o, ok := got.Lookup(topic, p); ok {
+			kafka = o.At
+		}
+		return nil
+	})
+	data, _, err := conn.Get(fmt.Sprintf("/consumers/%s/offsets/%s/%d", group, topic, p))
+	if err == nil {
+		if znode, err = strconv.ParseInt(string(data), 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	} else if err != zk.ErrNoNode {
+		t.Fatal(err)
+	}
+	return kafka, znode
+}
+
+// TestOffsetsAreResetByEveryTool: the tools that people have in their runbooks, of every line of Kafka, move the one offset that all
+// faces show; and it goes with its topic.
+func TestOffsetsAreResetByEveryTool(t *testing.T) {
+	testtool.Need(t, testtool.Java)
+	cluster := harness.Start(t, harness.Options{})
+	brokers, zookeeper := cluster.Brokers(), cluster.ZooKeeper()
+	harness.CreateTopic(t, brokers, "orders", 1, 1, nil)
+	client := harness.Client(t, brokers)
+	for range 20 {
+		if err := client.ProduceSync(t.Context(), &kgo.Record{Topic: "orders", Value: []byte("x")}).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	adm := kadm.NewClient(client)
+	conn, _, err := zk.Connect([]string{zookeeper}, 20*time.Second, zk.WithLogger(quiet{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	want := func(who string, offset int64) {
+		t.Helper()
+		if kafka, znode := faces(t, adm, conn, "g", "orders", 0); kafka != offset || znode != offset {
+			t.Fatalf("%s: Kafka's API says %d, the znode %d, want %d", who, kafka, znode, offset)
+		}
+	}
+	commitAt(t, adm, "g", "orders", map[int32]int64{0: 7}, "kept")
+	want("commit", 7)
+	got, err := adm.FetchOffsets(t.Context(), "g")
+	if o, _ := got.Lookup("orders", 0); err != nil || o.Metadata != "kept" || o.LeaderEpoch != 0 {
+		t.Fatalf("%+v, %v", o, err)
+	}
+
+	groups44 := []string{"--bootstrap-server", brokers[0], "--group", "g", "--reset-offsets", "--topic", "orders", "--execute"}
+	harness.Tool(t, testtool.Kafka44, "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", "", append(groups44, "--to-earliest")...)
+	want("kafka-consumer-groups 4.4", 0)
+	harness.Tool(t, testtool.Kafka111, "kafka.admin.ConsumerGroupCommand", "", append(groups44, "--to-offset", "5")...)
+	want("kafka-consumer-groups 1.1.1", 5)
+
+	props := filepath.Join(cluster.Dir, "consumer.properties")
+	if err := os.WriteFile(props, []byte("zookeeper.connect="+zookeeper+"\ngroup.id=g\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	harness.Tool(t, testtool.Kafka082, "kafka.tools.UpdateOffsetsInZK", "", "latest", props, "orders")
+	want("UpdateOffsetsInZK 0.8.2.2", 20)
+
+	file := filepath.Join(cluster.Dir, "offsets")
+	harness.Tool(t, testtool.Kafka082, "kafka.tools.ExportZkOffsets", "", "--zkconnect", zookeeper, "--group", "g", "--output-file", file)
+	text, err := os.ReadFile(file)
+	if err != nil || !strings.Contains(string(text), "/consumers/g/offsets/orders/0:20") && !strings.Contains(string(text), "/consumers/g/offsets/orders/0-0:20") {
+		t.Fatalf("ExportZkOffsets wrote %q, %v", text, err)
+	}
+	if err := os.WriteFile(file, bytes.ReplaceAll(text, []byte(":20"), []byte(":4")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	harness.Tool(t, testtool.Kafka082, "kafka.tools.ImportZkOffsets", "", "--zkconnect", zookeeper, "--input-file", file)
+	want("ImportZkOffsets 0.8.2.2", 4)
+
+	if _, err := conn.Set("/consumers/g/offsets/orders/0", []byte("11"), -1); err != nil {
+		t.Fatal(err)
+	}
+	want("a set of the znode", 11)
+
+	out, err := exec.CommandContext(t.Context(), harness.Binary(t, false), "group", "reset-offsets", "g", "--topic", "orders", "--to", "3", "-b", brokers[0]).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	want("barnabas group reset-offsets", 3)
+
+	for _, path := range []string{"/consumers/g/owners", "/consumers/g/owners/orders"} { // of these the tool of 0.9 learns the topics
+		if _, err := conn.Create(path, nil, 0, zk.WorldACL(zk.PermAll)); err != nil && err != zk.ErrNodeExists {
+			t.Fatal(err)
+		}
+	}
+	shown := harness.Tool(t, testtool.Kafka090, "kafka.admin.ConsumerGroupCommand", "", "--zookeeper", zookeeper, "--describe", "--group", "g")
+	if !regexp.MustCompile(`g, orders, 0, 3, 20, 17,`).MatchString(shown) {
+		t.Errorf("kafka-consumer-groups 0.9.0.1 shows\n%s", shown)
+	}
+
+	if _, err := adm.DeleteTopics(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	want("after the topic's end", -1)
 }
