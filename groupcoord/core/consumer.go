@@ -161,7 +161,8 @@ func (c *Coordinator) consumerHeartbeat(g *group, r Request, req *kmsg.ConsumerG
 		return
 	}
 	t := telling{req: r, member: member, owned: owned, heard: req.Topics != nil}
-	t.full = req.MemberEpoch == 0 || req.RebalanceTimeoutMillis != -1 && (req.SubscribedTopicNames != nil || req.SubscribedTopicRegex != nil) && t.heard
+	// A repeated one may have been carried out before, and its answer was lost.
+	t.full = req.MemberEpoch == 0 || r.Repeat || req.RebalanceTimeoutMillis != -1 && (req.SubscribedTopicNames != nil || req.SubscribedTopicRegex != nil) && t.heard
 	if old != nil && old.Consumer != nil {
 		t.before = old.Consumer
 	}
@@ -466,8 +467,9 @@ func (c *Coordinator) planned(g *group, d *draft) *statepb.Rebalance {
 // tell moves a member on and answers it, at once when nothing has changed.
 func (c *Coordinator) tell(g *group, t telling) {
 	m := g.cur().Member(t.member)
-	if m == nil {
-		c.refuse(t.req, kerr.UnknownMemberID, "the member was taken out meanwhile")
+	_, classic := t.req.Kafka.Body.(*kmsg.JoinGroupRequest)
+	if m == nil || classic != (len(m.Protocols) > 0) {
+		c.refuse(t.req, kerr.UnknownMemberID, "the member was taken out, or replaced by another one, meanwhile")
 		return
 	}
 	m = c.advance(g, m, t.owned, t.heard)
@@ -706,7 +708,7 @@ func (c *Coordinator) topicsChanged(changes []state.Change) {
 		return
 	}
 	for _, name := range c.names() {
-		if row, ok := c.v.Group(name); ok && row.Consumer {
+		if row, ok := c.v.Group(name); ok && row.Consumer || c.groups[name].put != nil { // which may be a consumer group when it stands
 			c.Replan(name, "topics", text)
 		}
 	}
@@ -714,10 +716,14 @@ func (c *Coordinator) topicsChanged(changes []state.Change) {
 
 // expireConsumers takes out members whose time is over.
 func (c *Coordinator) expireConsumers(g *group) {
+	g.syncBy = never
 	for _, id := range sorted(g.sessions) {
 		s, m := g.sessions[id], g.cur().Member(id)
 		switch {
-		case m == nil || m.Consumer == nil:
+		case m == nil || m.Consumer == nil: // its change did not come about
+			if c.now >= min(s.ends, s.revokeBy, s.joinBy, s.syncBy) {
+				delete(g.sessions, id)
+			}
 		case c.now >= s.ends:
 			c.removeConsumer(g, m, "session", fmt.Sprintf("%s was not heard from for %s", who(m), s.timeout))
 		case c.now >= s.revokeBy:

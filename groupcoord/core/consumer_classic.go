@@ -70,13 +70,17 @@ func (c *Coordinator) upgrade(g *group, first *state.Member) {
 	if len(g.joins) > 0 || g.reb != nil || len(g.syncs) > 0 {
 		c.refuseAll(g, kerr.RebalanceInProgress)
 	}
-	completing := g.cur() != nil && g.cur().State == state.GroupCompleting
 	d := g.edit()
+	stable := d.row.State == state.GroupStable
+	held := map[partition]bool{}
+	for _, m := range d.row.Members {
+		c.assigned(m).each(func(p partition, _ int32) { held[p] = true })
+	}
 	d.completes, d.assigns, d.whole = false, false, true
 	d.row.Consumer, d.row.Leader, d.row.State = true, "", state.GroupStable
 	for i, m := range d.row.Members {
 		n := *m
-		n.Consumer = c.convert(m, &d.row, completing)
+		n.Consumer = c.convert(m, &d.row, stable, held)
 		n.Assignment = nil
 		d.row.Members[i] = &n
 	}
@@ -85,8 +89,9 @@ func (c *Coordinator) upgrade(g *group, first *state.Member) {
 	}
 }
 
-// convert is a classic member as a consumer group sees it. One that has no assignment yet may still hold what it said that it owns.
-func (c *Coordinator) convert(m *state.Member, row *state.Group, completing bool) *state.ConsumerMember {
+// convert is a classic member as a consumer group sees it. One without an assignment, in a generation that has none yet, may still hold
+// what it said that it owns.
+func (c *Coordinator) convert(m *state.Member, row *state.Group, stable bool, held map[partition]bool) *state.ConsumerMember {
 	meta, err := subscription(m, row.Protocol)
 	if err != nil { // checked by refuseUpgrade
 		meta = &kmsg.ConsumerMemberMetadata{}
@@ -95,20 +100,33 @@ func (c *Coordinator) convert(m *state.Member, row *state.Group, completing bool
 	if meta.Rack != nil {
 		cm.Rack = *meta.Rack
 	}
-	owned := c.owned(meta)
-	if !completing {
-		var a kmsg.ConsumerMemberAssignment
-		if owned = nil; a.ReadFrom(m.Assignment) == nil {
-			var b builder
-			for _, t := range a.Topics {
-				c.addNamed(&b, t.Topic, t.Partitions)
+	owned := c.assigned(m)
+	if len(owned) == 0 && !stable {
+		var b builder
+		c.owned(meta).each(func(p partition, _ int32) {
+			if !held[p] {
+				b.add(p.topic, p.n)
+				held[p] = true
 			}
-			owned = b.parts()
-		}
+		})
+		owned = b.parts()
 	}
 	cm.Target = owned
 	cm.Assigned = owned.given(row.Generation)
 	return cm
+}
+
+// assigned is what a classic member's assignment says.
+func (c *Coordinator) assigned(m *state.Member) parts {
+	var a kmsg.ConsumerMemberAssignment
+	if len(m.Assignment) == 0 || a.ReadFrom(m.Assignment) != nil {
+		return nil
+	}
+	var b builder
+	for _, t := range a.Topics {
+		c.addNamed(&b, t.Topic, t.Partitions)
+	}
+	return b.parts()
 }
 
 func (c *Coordinator) addNamed(b *builder, topic string, partitions []int32) {
@@ -156,7 +174,8 @@ func (c *Coordinator) downgrade(g *group, cause, text string) {
 	row := &d.row
 	for i, m := range row.Members {
 		n := *m
-		n.Consumer, n.Assignment = nil, c.assignment(m)
+		// Nobody is told this assignment, for a rebalance begins: it is what the member may still be reading.
+		n.Consumer, n.Assignment = nil, c.assignment(m, slices.Concat(m.Consumer.Assigned, m.Consumer.Revoking))
 		row.Members[i] = &n
 		if s := g.sessions[m.ID]; s != nil {
 			s.revokeBy, s.joinBy, s.syncBy = never, never, never
@@ -174,13 +193,13 @@ func (c *Coordinator) downgrade(g *group, cause, text string) {
 	c.prepare(g, cause, text+": the group is a classic one again")
 }
 
-// assignment is what a classic member may own, in the version of its subscription.
-func (c *Coordinator) assignment(m *state.Member) []byte {
+// assignment tells a classic member partitions, in the version of its subscription.
+func (c *Coordinator) assignment(m *state.Member, partitions parts) []byte {
 	a := kmsg.NewConsumerMemberAssignment()
 	if meta, err := subscription(m, ""); err == nil {
 		a.Version = min(meta.Version, 2)
 	}
-	for _, tp := range m.Consumer.Assigned {
+	for _, tp := range partitions.sorted() {
 		if t, ok := c.v.TopicByID(tp.TopicID); ok {
 			a.Topics = append(a.Topics, kmsg.ConsumerMemberAssignmentTopic{Topic: t.Name, Partitions: tp.Partitions})
 		}
@@ -201,12 +220,13 @@ func (c *Coordinator) joinConsumer(g *group, r Request, req *kmsg.JoinGroupReque
 		c.fail(r, kerr.InconsistentGroupProtocol)
 		return
 	}
-	in := g.cur().Instance(m.Instance)
+	in, session := g.cur().Instance(m.Instance), ms(m.SessionMs)
 	switch {
 	case m.ID == "" && m.Instance != "":
 		m.ID = m.Instance + "-" + r.Kafka.Nonce
 	case m.ID == "":
 		if m.ID = r.Kafka.ClientID + "-" + r.Kafka.Nonce; req.Version >= 4 && g.cur().Member(m.ID) == nil {
+			c.startSession(g, m.ID, session, true)
 			c.do(Action{Request: r.ID, Answer: failure(req, kerr.MemberIDRequired, m.ID)})
 			return
 		}
@@ -269,7 +289,8 @@ func (c *Coordinator) refuseClassic(g *group, m *state.Member, req *kmsg.JoinGro
 		return kerr.GroupMaxSizeReached
 	case req.ProtocolType != "consumer" || len(m.Protocols) == 0 || c.cfg.Migration == MigrateNone:
 		return kerr.InconsistentGroupProtocol
-	case m.ID != "" && m.Instance != "" && in == nil:
+	case m.ID != "" && (m.Instance != "" && in == nil || !known && g.sessions[m.ID] == nil):
+		// Kafka lets unknown ids in; but a member that was taken out may still read what it had, and must hear of it.
 		return kerr.UnknownMemberID
 	case m.ID != "" && m.Instance != "" && in.ID != m.ID:
 		return kerr.FencedInstanceID
@@ -338,7 +359,7 @@ func (c *Coordinator) syncConsumer(g *group, r Request, req *kmsg.SyncGroupReque
 	c.alive(g, m.ID)
 	resp := req.ResponseKind().(*kmsg.SyncGroupResponse)
 	resp.ProtocolType, resp.Protocol = req.ProtocolType, req.Protocol
-	resp.MemberAssignment = c.assignment(m)
+	resp.MemberAssignment = c.assignment(m, m.Consumer.Assigned)
 	a := Action{Request: r.ID, Answer: resp}
 	if g.draft == nil {
 		c.do(a)

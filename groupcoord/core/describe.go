@@ -133,7 +133,7 @@ func (c *Coordinator) describeAsClassic(out *kmsg.DescribeGroupsResponseGroup) {
 		}
 		meta := kmsg.NewConsumerMemberMetadata()
 		meta.Topics = m.Consumer.Topics
-		o.ProtocolMetadata, o.MemberAssignment = meta.AppendTo(nil), c.assignment(m)
+		o.ProtocolMetadata, o.MemberAssignment = meta.AppendTo(nil), c.assignment(m, m.Consumer.Assigned)
 		out.Members = append(out.Members, o)
 	}
 }

@@ -233,6 +233,9 @@ func (c *Coordinator) expireIn(g *group) {
 		c.expireConsumers(g)
 		return
 	}
+	for _, s := range g.sessions { // of a consumer group that it no longer is
+		s.revokeBy, s.joinBy, s.syncBy = never, never, never
+	}
 	for _, id := range due(g.sessions, c.now) {
 		m := g.cur().Member(id)
 		if m == nil {

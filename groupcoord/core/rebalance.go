@@ -148,6 +148,9 @@ func (c *Coordinator) resume(g *group) {
 		g.retryAt = never
 	}
 	if !c.busy(g) {
+		if g.modern() && (g.reb != nil || len(g.joins) > 0) { // its way back to a classic group did not come about
+			c.refuseAll(g, kerr.RebalanceInProgress)
+		}
 		if c.now >= g.planAt {
 			c.admit(g)
 		}
@@ -244,6 +247,9 @@ func (c *Coordinator) settled(g *group, res *statepb.Result) {
 	p := g.put
 	g = c.group(g.name)
 	g.put = nil
+	if r := p.record; r != nil && p.row.Consumer && res.Code != statepb.Code_OK { // nobody else may ask for this plan again
+		g.moved = &plan{r.Cause, r.Text}
+	}
 	switch {
 	case p.reap:
 	case res.Code == statepb.Code_OK:
@@ -255,6 +261,9 @@ func (c *Coordinator) settled(g *group, res *statepb.Result) {
 			g.retryAt = c.mark(c.now + retryAfter)
 		}
 		c.adopt(g)
+		for i := range p.requests {
+			p.requests[i].Repeat = true
+		}
 		g.queue = append(p.requests, g.queue...)
 	default:
 		c.do(Action{Note: &Note{"a group's change was refused; its members are told to try again",
