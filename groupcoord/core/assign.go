@@ -247,7 +247,9 @@ func sortedTopics(ts []id.TopicID) []id.TopicID {
 // ---- sets of partitions ----
 
 // builder makes parts.
-type builder struct{ of map[id.TopicID]map[int32]int32 } // epoch by partition; -1: none
+type builder struct {
+	of map[id.TopicID]map[int32]int32
+} // epoch by partition; -1: none
 
 func (b *builder) put(t id.TopicID, n, epoch int32) {
 	if b.of == nil {

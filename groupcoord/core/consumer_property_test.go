@@ -512,7 +512,6 @@ func TestConsumerGroups(t *testing.T) {
 		for id, r := range f.open {
 			rt.Logf("open: %d of %s: %T %+v", id, f.names[id], r.Kafka.Body, r.Kafka.Body)
 		}
-		f.dump()
 		rt.Fatalf("not settled after two minutes: %+v, topics %v, open %d", *f.row(), f.topics, len(f.open))
 	})
 }
