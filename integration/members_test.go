@@ -445,8 +445,10 @@ func TestMembersOfEveryDialect(t *testing.T) {
 	}
 }
 
-func twoMembersEach(t *testing.T, dialects []dialect) {
-	to := newTarget(t)
+func twoMembersEach(t *testing.T, dialects []dialect) { membersOn(t, newTarget(t), dialects) }
+
+func membersOn(t *testing.T, to target, dialects []dialect) {
+	t.Helper()
 	var conn *zk.Conn
 	if to.zookeeper != "" {
 		conn = dialZK(t, strings.Split(to.zookeeper, ",")...)
