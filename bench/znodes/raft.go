@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"time"
 
@@ -29,12 +30,14 @@ type member struct {
 	begun bool
 }
 
-// startRaft runs three of them, and returns the proposers on the leader and on a follower.
+// startRaft runs three of them, and returns the proposers on the leader and on a follower. As three processes they would have a
+// scheduler each: in one, two that sync at the same time would keep the processors of a two-core machine from the third.
 func startRaft(ctx context.Context, dir string) (onLeader, onFollower system, err error) {
 	p, err := ports(3)
 	if err != nil {
 		return onLeader, onFollower, err
 	}
+	runtime.GOMAXPROCS(3 * runtime.NumCPU())
 	var voters []raftmeta.Server
 	for n := range 3 {
 		voters = append(voters, raftmeta.Server{ID: id.DirectoryID("directory" + strconv.Itoa(n+1)), Addr: "127.0.0.1:" + strconv.Itoa(p[n])})
