@@ -43,6 +43,7 @@ const (
 	joinBound      = 13 * time.Second       // then a generation of its own
 	claimBound     = 8 * time.Second
 	fetchBound     = 5 * time.Second // OffsetFetch: clients' sockets give up at 10 s
+	attemptPause   = time.Second     // after a refusal: who asks later makes another attempt
 )
 
 // LegacyHooks are for members of other kinds in a group of znode consumers. nil fields mean that there are none.
@@ -100,6 +101,7 @@ type legacyGroup struct {
 	mixes     []*held // creates of members that do not agree with those that are there
 	used      map[state.Gate]holdSum
 	failed    map[id.SessionID]*failedMember
+	budget    map[spender]time.Duration // when a session began to wait
 	fenceAt   time.Duration                        // fences are looked at no sooner
 	fetchers  map[id.TopicPartition]*reservedFetch // of partitions that are, or were, reserved
 	next      time.Duration
@@ -122,6 +124,12 @@ type held struct {
 	tries     int
 	check     bool // for a cycle of waits
 	waited    bool // it was not answered at once
+}
+
+// spender is a session at one of the gates: what it waits there for one partition after the other it waits for in all.
+type spender struct {
+	session id.SessionID
+	gate    state.Gate
 }
 
 // holdSum is how much a gate was used for a generation.
@@ -151,7 +159,7 @@ func (c *Coordinator) legacyGroup(name string) *legacyGroup {
 	g := c.legacy.groups[name]
 	if g == nil {
 		g = &legacyGroup{name: name, stale: true, since: never, retryAt: never, next: never, regs: map[string]parsed{},
-			pattern: map[string]pattern{}, used: map[state.Gate]holdSum{}, failed: map[id.SessionID]*failedMember{}, fetchers: map[id.TopicPartition]*reservedFetch{}}
+			pattern: map[string]pattern{}, used: map[state.Gate]holdSum{}, failed: map[id.SessionID]*failedMember{}, budget: map[spender]time.Duration{}, fetchers: map[id.TopicPartition]*reservedFetch{}}
 		c.legacy.groups[name] = g
 		row, _ := c.v.Legacy(name)
 		c.beginGeneration(g, row)
@@ -172,14 +180,11 @@ func (c *Coordinator) legacyRequest(r Request) bool {
 		path = b.SetZnode.Path
 	case *statepb.Command_ClaimOwner:
 		h.gate, h.group, h.topic = state.GateClaim, b.ClaimOwner.Group, b.ClaimOwner.Topic
-		h.partition, h.until = b.ClaimOwner.Partition, c.now+claimBound
+		h.partition = b.ClaimOwner.Partition
 		c.claim(c.legacyGroup(h.group), h)
 		return true
 	case *statepb.Command_AwaitOffsets:
-		h.gate, h.group, h.until = state.GateOffset, b.AwaitOffsets.Group, c.now+claimBound
-		if h.session == 0 {
-			h.until = c.now + fetchBound
-		}
+		h.gate, h.group = state.GateOffset, b.AwaitOffsets.Group
 		c.awaitOffsets(c.legacyGroup(h.group), h)
 		return true
 	default:
@@ -335,6 +340,21 @@ func (c *Coordinator) isAsked(group string) bool {
 // wake has a group looked at again at a moment.
 func (g *legacyGroup) wake(at time.Duration) { g.next = min(g.next, at) }
 
+// budget bounds a request by what its session has waited at the gate already in this attempt.
+func (c *Coordinator) budget(g *legacyGroup, h *held, bound time.Duration) {
+	h.until = h.since + bound
+	if h.session == 0 {
+		return
+	}
+	k := spender{h.session, h.gate}
+	began, ok := g.budget[k]
+	if !ok || began+bound+attemptPause < c.now {
+		began = c.now
+		g.budget[k] = began
+	}
+	h.until = min(h.until, began+bound)
+}
+
 // hold parks a request, and says so in the graph of waits.
 func (c *Coordinator) hold(list *[]*held, h *held) {
 	i, _ := slices.BinarySearchFunc(*list, h, func(a, b *held) int { return a.order - b.order })
@@ -354,6 +374,9 @@ func (c *Coordinator) stopWaiting(h *held) {
 // letGo answers a held request.
 func (c *Coordinator) letGo(g *legacyGroup, h *held, res *statepb.Result) {
 	c.stopWaiting(h)
+	if f := g.failed[h.session]; f != nil {
+		f.at = c.now // it was silent because it waited
+	}
 	if waited := c.now - h.since; h.waited {
 		u := g.used[h.gate]
 		g.used[h.gate] = holdSum{u.n + 1, u.total + waited}

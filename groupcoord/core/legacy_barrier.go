@@ -89,7 +89,7 @@ func (c *Coordinator) desire(g *legacyGroup) {
 			if p.reg, p.ok = state.ParseRegistration(z.Data); p.ok {
 				p.key = p.reg.Key()
 			}
-			if p.ok && (!ok || p.key != g.regs[memberID].key) {
+			if p.ok && p.key != g.shownKey(memberID) && (!ok || p.key != g.regs[memberID].key) {
 				c.memberCame(g, memberID, p)
 			}
 		}
@@ -194,6 +194,16 @@ func (c *Coordinator) shownDigest(g *legacyGroup) string {
 		}
 	}
 	return b.String()
+}
+
+// shownKey is what the published registration of a member means, "" when there is none.
+func (g *legacyGroup) shownKey(memberID string) string {
+	m := g.row.Shows(memberID)
+	if m == nil {
+		return ""
+	}
+	reg, _ := state.ParseRegistration(m.Node.Data)
+	return reg.Key()
 }
 
 // memberCame and memberLeft remember what people will be told of the next generation.
@@ -386,6 +396,7 @@ func (c *Coordinator) beginGeneration(g *legacyGroup, row *state.Legacy) {
 	g.row, g.number = row, numberOf(row)
 	g.missing, g.gone, g.began = nil, false, c.now
 	clear(g.failed)
+	clear(g.budget)
 	if g.number == 0 || row.Withdrawn {
 		return
 	}

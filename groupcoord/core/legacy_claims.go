@@ -19,6 +19,9 @@ func (c *Coordinator) claim(g *legacyGroup, h *held) {
 		c.proposeHeld(h)
 		return
 	}
+	if _, waits := c.blocked(g, h); waits {
+		c.budget(g, h, claimBound)
+	}
 	c.hold(&g.claims, h)
 	c.legacyTurn(g)
 }
@@ -29,9 +32,12 @@ func (c *Coordinator) claimSettled(g *legacyGroup, h *held, res *statepb.Result)
 			res = &statepb.Result{Index: res.Index, Zxid: int64(c.v.ZXID()), Path: path}
 		}
 	}
-	if res.Code == statepb.Code_NODE_EXISTS && h.tries < claimTries && c.now < h.until {
+	if res.Code == statepb.Code_NODE_EXISTS && h.tries < claimTries {
 		if _, waits := c.blocked(g, h); waits {
 			h.tries++
+			if h.until == 0 {
+				c.budget(g, h, claimBound)
+			}
 			c.hold(&g.claims, h)
 			return
 		}
@@ -205,6 +211,11 @@ func (c *Coordinator) awaitOffsets(g *legacyGroup, h *held) {
 		c.do(Action{Request: h.req.ID, Reply: &statepb.Result{Index: uint64(c.v.Index())}})
 		return
 	}
+	bound := claimBound
+	if h.session == 0 {
+		bound = fetchBound
+	}
+	c.budget(g, h, bound)
 	c.hold(&g.reads, h)
 	c.legacyTurn(g)
 }

@@ -27,6 +27,7 @@ type park struct {
 	events   int // sent to members
 	failures int // attempts that failed
 	check    func()
+	gone     []RequestID
 }
 
 type act int
@@ -176,26 +177,55 @@ func (m *zkMember) ask(c *pb.Command) {
 func (m *zkMember) quit(expired bool) {
 	p := m.p
 	c := &pb.CloseSession{Session: m.session, AttachEpoch: m.origin().AttachEpoch}
-	for r, n := range p.names {
-		if _, open := p.open[r]; open && n == m.name {
-			delete(p.open, r)
-			p.act(p.mind.Cancel(p.s.View(), r, p.now-p.start))
-		}
-	}
 	if expired {
 		m.expired = true
+		p.disconnect(m)
 		p.apply(&pb.Command{Body: &pb.Command_ExpireSessions{ExpireSessions: &pb.ExpireSessions{Sessions: []*pb.CloseSession{c}}}})
 		return
 	}
 	m.act, m.owned = actGone, nil
+	p.disconnect(m)
 	p.apply(&pb.Command{Body: &pb.Command_CloseSession{CloseSession: c}})
+}
+
+// disconnect cancels what a member waits for.
+func (p *park) disconnect(m *zkMember) {
+	for _, r := range sortedRequests(p.open) {
+		if p.names[r] == m.name {
+			delete(p.open, r)
+			p.gone = append(p.gone, r)
+		}
+	}
+}
+
+func sortedRequests(m map[RequestID]Request) []RequestID {
+	ids := make([]RequestID, 0, len(m))
+	for r := range m {
+		ids = append(ids, r)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// cancelGone tells the mind of connections that have ended.
+func (p *park) cancelGone() {
+	for len(p.gone) > 0 {
+		r := p.gone[0]
+		p.gone = p.gone[1:]
+		p.act(p.mind.Cancel(p.s.View(), r, p.now-p.start))
+	}
 }
 
 // applied fires watches as zkcompat does: raw changes for what is not gated, Shown for what is.
 func (p *park) applied(v *state.View, changes []state.Change) {
 	events, _ := ztree.Events(v, changes, nil, nil)
 	for _, m := range p.members {
-		if m.act == actIdle || m.act == actGone {
+		if m.act == actIdle || m.act == actGone || m.expired {
+			continue
+		}
+		if _, alive := v.Session(id.SessionID(m.session)); !alive { // the server closes the connection
+			m.expired = true
+			p.disconnect(m)
 			continue
 		}
 		for _, e := range events {
@@ -274,6 +304,7 @@ func (m *zkMember) step() bool {
 	if m.paused || m.act == actGone {
 		return false
 	}
+	m.p.cancelGone()
 	if m.expired { // it learns of it when it connects again
 		m.start()
 		return true
@@ -449,6 +480,7 @@ func (m *zkMember) assignment() ([]id.TopicPartition, bool) {
 // run lets everybody act until nobody has anything to do.
 func (p *park) run() {
 	for range 1000 {
+		p.cancelGone()
 		acted := false
 		for _, m := range p.members {
 			acted = m.step() || acted
