@@ -166,8 +166,11 @@ func TestGroupRollsToConsumersAndBack(t *testing.T) {
 	step(consumer, "consumer")
 	step(classic, "consumer")
 	step(classic, "classic")
+	begun := time.Now()
 	testtool.Eventually(t, memberLimit, func() error { return r.g.has(t, 0, int64(written), r.g.members...) })
+	t.Logf("all read after %v", time.Since(begun).Round(time.Millisecond))
 	testtool.Eventually(t, memberLimit, func() error { return r.g.committed(r.admin, int64(written)) })
+	t.Logf("all committed after %v", time.Since(begun).Round(time.Millisecond))
 	again, seen := 0, map[spot]bool{}
 	for _, m := range r.g.members {
 		records, others := m.received(t)
