@@ -355,6 +355,7 @@ func TestVotesOnlyAfterAnAnswer(t *testing.T) {
 			}}
 		runReporter(f, cfg, func() {
 			time.Sleep(5*lease.ReportEvery + lease.ReportEvery/2)
+			synctest.Wait()
 			if len(votes) < 4 || f.heard[0].Voted != 0 || f.heard[len(f.heard)-1].Voted != 3 {
 				t.Errorf("%d votes in %d answered reports, first %d, last %d", len(votes), len(f.heard), f.heard[0].Voted, f.heard[len(f.heard)-1].Voted)
 			}
@@ -362,6 +363,7 @@ func TestVotesOnlyAfterAnAnswer(t *testing.T) {
 			f.set(func(f *fakeLeader) { f.answerIn = time.Hour }) // frozen
 			votes = nil
 			time.Sleep(20 * lease.ReportEvery)
+			synctest.Wait()
 			if len(votes) > 1 {
 				t.Errorf("%d votes for a leader that does not answer", len(votes))
 			}
@@ -369,6 +371,7 @@ func TestVotesOnlyAfterAnAnswer(t *testing.T) {
 			f.set(func(f *fakeLeader) { f.answerIn = 0 })
 			votes = nil
 			time.Sleep(10 * lease.ReportEvery)
+			synctest.Wait()
 			if len(votes) < 5 {
 				t.Errorf("%d votes in ten reports after the leader is back", len(votes))
 			}
