@@ -83,7 +83,7 @@ type Mind interface {
 
 // Config is how groups behave, under Kafka's names; zero values mean the defaults.
 type Config struct {
-	InitialDelay time.Duration // group.initial.rebalance.delay.ms; default 3 s, below 0 none
+	InitialDelay time.Duration // group.initial.rebalance.delay.ms, begun anew as long as members come; default 1 s (Kafka: 3 s), below 0 none
 	MinSession   time.Duration // group.min.session.timeout.ms; default 6 s
 	MaxSession   time.Duration // group.max.session.timeout.ms; default 30 min
 	MaxSize      int           // group.max.size; default no limit
@@ -106,7 +106,7 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	c.InitialDelay = cmp.Or(c.InitialDelay, 3*time.Second)
+	c.InitialDelay = cmp.Or(c.InitialDelay, time.Second)
 	c.MinSession = cmp.Or(c.MinSession, 6*time.Second)
 	c.MaxSession = cmp.Or(c.MaxSession, 30*time.Minute)
 	c.MaxSize = cmp.Or(c.MaxSize, 1<<31-1)

@@ -48,7 +48,7 @@ func TestNothingGiven(t *testing.T) {
 		Log: Log{SegmentBytes: 1 << 30, RollAfter: 168 * time.Hour, IndexIntervalBytes: 4096, MessageMaxBytes: 1048588,
 			RetentionTime: 168 * time.Hour, RetentionBytes: Unlimited, FlushOnAck: true},
 		Network: Network{SendBuffer: -1, ReceiveBuffer: -1, RequestMaxBytes: 104857600, ReplicaFetchMaxBytes: 1048576},
-		Groups: Groups{InitialRebalanceDelay: 3 * time.Second, MinSessionTimeout: 6 * time.Second, MaxSessionTimeout: 30 * time.Minute, MaxSize: 1<<31 - 1,
+		Groups: Groups{InitialRebalanceDelay: time.Second, MinSessionTimeout: 6 * time.Second, MaxSessionTimeout: 30 * time.Minute, MaxSize: 1<<31 - 1,
 			ConsumerHeartbeat: time.Second, ConsumerSession: 45 * time.Second, ConsumerMaxSize: 1<<31 - 1, Migration: "bidirectional",
 			OffsetsRetention: 7 * 24 * time.Hour, OffsetsCheck: 10 * time.Minute,
 			OffsetsTopic: true, OffsetsTopicFormat: 3, OffsetsTopicPartitions: 50, OffsetsTopicReplication: 3, OffsetsTopicSegmentBytes: 100 << 20},

@@ -97,7 +97,7 @@ var specs = []spec{
 	{name: "replica.fetch.max.bytes", kind: kInt, def: "1048576", min: 0, max: maxInt32, help: "bytes per partition of a replica's fetch"},
 
 	// Groups.
-	{name: "group.initial.rebalance.delay.ms", kind: kMillis, def: "3000", min: 0, max: maxInt32, help: "wait for more members when a group begins"},
+	{name: "group.initial.rebalance.delay.ms", kind: kMillis, def: "1000", min: 0, max: maxInt32, help: "wait for more members when a group begins, anew as long as they come; Kafka: 3000"},
 	{name: "group.min.session.timeout.ms", kind: kMillis, def: "6000", min: 1, max: maxInt32, help: "shortest session a group member may ask for"},
 	{name: "group.max.session.timeout.ms", kind: kMillis, def: "1800000", min: 1, max: maxInt32, help: "longest session a group member may ask for"},
 	{name: "group.max.size", kind: kInt, def: "2147483647", min: 1, max: maxInt32, help: "members that a group may have"},
