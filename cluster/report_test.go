@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -347,33 +348,32 @@ func TestVotesOnlyAfterAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fakeClock{time.Now()}
 		f := newFakeLeader(c)
-		var votes []time.Duration
+		var votes atomic.Int64
 		cfg := ReporterConfig{Caller: f, Clock: c, Self: func() (id.BrokerID, id.BrokerEpoch) { return 4, 9 }, Leader: f.Leader,
 			Applied: func() id.Index { return 55 }, Vote: func() id.Term {
-				votes = append(votes, c.Boot())
+				votes.Add(1)
 				return 3
 			}}
 		runReporter(f, cfg, func() {
 			time.Sleep(5*lease.ReportEvery + lease.ReportEvery/2)
-			synctest.Wait()
-			if len(votes) < 4 || f.heard[0].Voted != 0 || f.heard[len(f.heard)-1].Voted != 3 {
-				t.Errorf("%d votes in %d answered reports, first %d, last %d", len(votes), len(f.heard), f.heard[0].Voted, f.heard[len(f.heard)-1].Voted)
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if votes.Load() < 4 || f.heard[0].Voted != 0 || f.heard[len(f.heard)-1].Voted != 3 {
+				t.Errorf("%d votes in %d answered reports, first %d, last %d", votes.Load(), len(f.heard), f.heard[0].Voted, f.heard[len(f.heard)-1].Voted)
 			}
 		}, func() {
 			f.set(func(f *fakeLeader) { f.answerIn = time.Hour }) // frozen
-			votes = nil
+			votes.Store(0)
 			time.Sleep(20 * lease.ReportEvery)
-			synctest.Wait()
-			if len(votes) > 1 {
-				t.Errorf("%d votes for a leader that does not answer", len(votes))
+			if votes.Load() > 1 {
+				t.Errorf("%d votes for a leader that does not answer", votes.Load())
 			}
 		}, func() {
 			f.set(func(f *fakeLeader) { f.answerIn = 0 })
-			votes = nil
+			votes.Store(0)
 			time.Sleep(10 * lease.ReportEvery)
-			synctest.Wait()
-			if len(votes) < 5 {
-				t.Errorf("%d votes in ten reports after the leader is back", len(votes))
+			if votes.Load() < 5 {
+				t.Errorf("%d votes in ten reports after the leader is back", votes.Load())
 			}
 		})
 	})
