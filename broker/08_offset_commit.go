@@ -2,11 +2,13 @@ package broker
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/barnabas-mq/barnabas/groupcoord"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
@@ -103,7 +105,13 @@ func offsetItem(v *state.View, req *kmsg.OffsetCommitRequest, topic string, p *k
 func (s *Server) commit(ctx context.Context, cmd *statepb.CommitOffsets, codes []*int16) {
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
-	r, err := s.deps.Groups.Do(ctx, &statepb.Command{Body: &statepb.Command_CommitOffsets{CommitOffsets: cmd}})
+	var r *statepb.Result
+	var err error
+	if cmd.From == statepb.OffsetOrigin_ORIGIN_ZNODE { // any broker takes these
+		r, err = s.deps.Groups.Do(ctx, &statepb.Command{Body: &statepb.Command_CommitOffsets{CommitOffsets: cmd}})
+	} else {
+		r, err = s.deps.Groups.Commit(ctx, cmd)
+	}
 	whole := commitCode(r, err)
 	for i, code := range codes {
 		*code = whole
@@ -115,6 +123,8 @@ func (s *Server) commit(ctx context.Context, cmd *statepb.CommitOffsets, codes [
 
 func commitCode(r *statepb.Result, err error) int16 {
 	switch {
+	case errors.Is(err, groupcoord.ErrNotCoordinator):
+		return kerr.NotCoordinator.Code
 	case err != nil:
 		return kerr.RequestTimedOut.Code
 	case r.Code == statepb.Code_OFFSET_STALE: // a zombie's commit: refusing it would kill some old clients (groups.md, "Commits")

@@ -63,6 +63,10 @@ func (m *fakeMeta) Do(ctx context.Context, cmd *statepb.Command) (*statepb.Resul
 	return m.Propose(ctx, cmd)
 }
 
+func (m *fakeMeta) Commit(ctx context.Context, c *statepb.CommitOffsets) (*statepb.Result, error) {
+	return m.Propose(ctx, &statepb.Command{Body: &statepb.Command_CommitOffsets{CommitOffsets: c}})
+}
+
 func (m *fakeMeta) must(t testing.TB, body *statepb.Command) *statepb.Result {
 	t.Helper()
 	r, err := m.Propose(context.Background(), body)

@@ -35,11 +35,12 @@ type Applied interface {
 	WaitIndex(ctx context.Context, i id.Index) error
 }
 
-// ClientConfig is what a Client needs; all fields but Log are required.
+// ClientConfig is what a Client needs; all fields but Local and Log are required.
 type ClientConfig struct {
 	Caller  Caller
 	Leaders Leaders
 	Views   Applied
+	Local   Committer // this node's own coordinator, for Commit; nil: there is none
 	Log     *slog.Logger
 }
 

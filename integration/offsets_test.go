@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -246,7 +248,7 @@ func shows(t *testing.T, cluster *harness.Cluster, lib testtool.Tool, class, for
 	t.Helper()
 	within(t, func(context.Context) error {
 		out, err := harness.TryTool(t, lib, class, "", "--bootstrap-server", cluster.Bootstrap(), "--topic", offsetsTopic, "--from-beginning",
-			"--timeout-ms", "15000", "--formatter", formatter)
+			"--timeout-ms", "6000", "--formatter", formatter)
 		for _, w := range want {
 			if !strings.Contains(out, w) {
 				return fmt.Errorf("%s does not show %s (%w): %s", formatter, w, err, out)
@@ -393,4 +395,95 @@ func TestOffsetsAreResetByEveryTool(t *testing.T) {
 		t.Fatal(err)
 	}
 	want("after the topic's end", -1)
+}
+
+// TestCommitsOverLostReplies is S24: replies of OffsetCommit are lost and the coordinator moves, time and again, under a committer that
+// repeats what it does not know. What is fetched is never older than the last commit that was acknowledged, nor newer than
+// the last that was sent, and all faces say the same in the end.
+func TestCommitsOverLostReplies(t *testing.T) {
+	cluster := harness.Start(t, harness.Options{Nodes: 3, Proxied: true})
+	harness.CreateTopic(t, cluster.Brokers(), "orders", 1, 3, nil)
+	adm := kadm.NewClient(harness.Client(t, cluster.Brokers(), kgo.RequestTimeoutOverhead(time.Second), kgo.RequestRetries(0)))
+	reader := admin(t, cluster.Brokers())
+	commitAt(t, reader, "g", "orders", map[int32]int64{0: 0}, "")
+
+	var sent, acked atomic.Int64
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for n := int64(1); ctx.Err() == nil; {
+			var os kadm.Offsets
+			os.AddOffset("orders", 0, n, -1)
+			sent.Store(n)
+			try, done := context.WithTimeout(ctx, 2*time.Second)
+			got, err := adm.CommitOffsets(try, "g", os)
+			done()
+			if err == nil && got.Error() == nil {
+				acked.Store(n)
+			}
+			n++ // as a consumer goes on: an unacknowledged offset is not repeated, a later one is
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	})
+	look := func() {
+		t.Helper()
+		var at, least int64
+		within(t, func(ctx context.Context) error {
+			least = acked.Load()
+			got, err := reader.FetchOffsets(ctx, "g")
+			if err != nil {
+				return err
+			}
+			o, _ := got.Lookup("orders", 0)
+			at = o.At
+			return nil
+		})
+		if most := sent.Load(); at < least || at > most {
+			t.Fatalf("fetched %d, acknowledged were up to %d before and sent up to %d", at, least, most)
+		}
+	}
+	for round := range 4 {
+		before := acked.Load()
+		within(t, func(context.Context) error { // some are acknowledged between the faults
+			if look(); acked.Load() < before+3 {
+				return fmt.Errorf("round %d: acknowledged %d, wanted %d", round, acked.Load(), before+3)
+			}
+			return nil
+		})
+		lead := cluster.Node(harness.Controller(t, cluster.Brokers()))
+		cluster.Net.Cut(lead.Name, "client") // requests arrive, replies do not
+		time.Sleep(300 * time.Millisecond)   // for a commit or two to be carried out unheard; nothing depends on it
+		lead.Kill()
+		cluster.Net.Reset(lead.Name, "client")
+		cluster.Net.Heal()
+		look()
+		lead.Start()
+		cluster.AwaitServing()
+	}
+	cancel()
+	wg.Wait()
+	look()
+	within(t, func(ctx context.Context) error { // the last commit may still be on its way to its end
+		got, err := reader.FetchOffsets(ctx, "g")
+		if err != nil {
+			return err
+		}
+		o, _ := got.Lookup("orders", 0)
+		for _, n := range cluster.Nodes {
+			conn, _, err := zk.Connect([]string{n.ZooKeeper}, 20*time.Second, zk.WithLogger(quiet{}))
+			if err != nil {
+				return err
+			}
+			data, _, err := conn.Get("/consumers/g/offsets/orders/0")
+			conn.Close()
+			if err != nil || string(data) != strconv.FormatInt(o.At, 10) {
+				return fmt.Errorf("node %d says %q (%w), OffsetFetch %d", n.ID, data, err, o.At)
+			}
+		}
+		return nil
+	})
 }

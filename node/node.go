@@ -153,7 +153,7 @@ func (n *node) assembleRooms() (err error) {
 		return err
 	}
 	n.client = groupcoord.NewClient(groupcoord.ClientConfig{
-		Caller: n.cluster, Leaders: leaders{n.raft}, Views: n.raft, Log: log.With("room", "groupcoord"),
+		Caller: n.cluster, Leaders: leaders{n.raft}, Views: n.raft, Local: n.groups, Log: log.With("room", "groupcoord"),
 	})
 	n.zkState, err = zkcompat.NewStateBackend(zkcompat.StateConfig{
 		Proposer: n.raft, Views: n.raft, Coordinator: n.client, Broker: func() id.BrokerID { b, _ := n.selfEpoch(); return b }, KeepTopics: !cfg.Topics.Delete,
