@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/zkcompat/jute"
 	"github.com/barnabas-mq/barnabas/zkcompat/ztree"
 )
@@ -24,6 +25,8 @@ type Tree interface {
 	Gated(path string, o ztree.Observer) (since id.ZXID, gated bool)
 	// Unlimited tells whether o may read as fast as it likes: the load gate of its group is off.
 	Unlimited(o ztree.Observer) bool
+	// Listing returns the generation that o is shown when path is the list of a group's members; else nil.
+	Listing(path string, o ztree.Observer) *state.Legacy
 	// Session tells whether a session lives and which attachment is its newest.
 	Session(s id.SessionID) (attachEpoch uint64, ok bool)
 }

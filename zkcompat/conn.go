@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/zkcompat/jute"
 	"github.com/barnabas-mq/barnabas/zkcompat/ztree"
 )
@@ -41,6 +42,8 @@ type conn struct {
 	quiet time.Duration // no log line before
 	muted int           // log lines left out since the last
 	reads bucket
+	// listed is the generation of the last list of a group's members that it read.
+	listed *state.Legacy
 
 	// Guarded by watches.mu.
 	armed [2]map[string]struct{}
@@ -73,6 +76,11 @@ func newConn(ctx context.Context, s *Server, nc net.Conn) *conn {
 }
 
 func (c *conn) observer() ztree.Observer { return ztree.Observer{Session: c.caller.Session} }
+
+// reader is the observer for a read of a node. Only drain may ask.
+func (c *conn) reader() ztree.Observer {
+	return ztree.Observer{Session: c.caller.Session, Listed: c.listed}
+}
 
 // ending is why this side ended a connection. A quiet one is no news.
 type ending struct {

@@ -86,7 +86,7 @@ func (c *conn) read(r request) {
 	var n ztree.Node
 	c.replyWith(func(t Tree) (int32, jute.Code) {
 		var ok bool
-		n, ok = t.Node(req.Path, c.observer())
+		n, ok = t.Node(req.Path, c.reader())
 		if req.Watch && (ok || r.Op == jute.OpExists) {
 			c.arm(t, dataTable, as, req.Path, !ok)
 		}
@@ -125,6 +125,9 @@ func (c *conn) readChildren(r request, req jute.PathWatch, as string) {
 		var ok bool
 		if names, stat, ok = t.Children(req.Path, c.observer(), nil); !ok {
 			return r.Xid, jute.NoNode
+		}
+		if g := t.Listing(req.Path, c.observer()); g != nil {
+			c.listed = g
 		}
 		if req.Watch {
 			c.arm(t, childTable, as, req.Path, false)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/zkcompat"
 	"github.com/barnabas-mq/barnabas/zkcompat/jute"
 	"github.com/barnabas-mq/barnabas/zkcompat/ztree"
@@ -86,6 +87,8 @@ func (t *memTree) Children(path string, _ ztree.Observer, names []string) ([]str
 }
 
 // Gated is what gate says: the session sees the nodes themselves, but is told of them only by Shown.
+func (t *memTree) Listing(string, ztree.Observer) *state.Legacy { return nil }
+
 func (t *memTree) Gated(path string, o ztree.Observer) (id.ZXID, bool) {
 	if t.gate == nil || o.Session != t.gate.session || path != t.gate.path {
 		return 0, false

@@ -38,8 +38,10 @@ import (
 // Bounds of groups.md.
 const (
 	settleAfter    = 300 * time.Millisecond // after the last change
+	settleDeaths   = 700 * time.Millisecond // after a session's end: others of the same crash end by and by, each after its last ping
 	settleAtMost   = 3 * time.Second        // after the first
 	completeWithin = 10 * time.Second       // after the publish
+	completeDeaths = 1 * time.Second        // after the last claim, once a member died: what is still missing was its share
 	joinBound      = 13 * time.Second       // then a generation of its own
 	claimBound     = 8 * time.Second
 	fetchBound     = 5 * time.Second // OffsetFetch: clients' sockets give up at 10 s
@@ -87,11 +89,13 @@ type legacyGroup struct {
 	since   time.Duration // of the first change that is not published; never: none
 	last    time.Duration // of the newest
 	why     []reason      // of the changes since the last publish
+	deaths  bool          // ends of sessions are among them
 
 	number    int32                          // generation that missing is of
 	began     time.Duration                  // when it was published, or seen first in this term
 	missing   map[id.TopicPartition]struct{} // not claimed in it
 	claimedBy string                         // who claimed last
+	claimedAt time.Duration                  // when; began before the first
 	gone      bool                           // a member died in it
 	putting   RequestID                      // proposal in flight; 0: none
 	retryAt   time.Duration                  // after one whose outcome is unknown

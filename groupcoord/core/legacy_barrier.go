@@ -68,7 +68,7 @@ func (c *Coordinator) look(g *legacyGroup) {
 	published := c.shownDigest(g)
 	switch {
 	case g.want.digest == published:
-		g.since, g.why = never, nil
+		g.since, g.why, g.deaths = never, nil, false
 	case g.since == never:
 		g.since, g.last = c.now, c.now
 	case g.want.digest != before:
@@ -220,6 +220,7 @@ func (c *Coordinator) memberLeft(g *legacyGroup, memberID string, session id.Ses
 		g.because("leave", memberID+" left")
 	} else if reserved(g, c.v, session) {
 		g.because("expired", fmt.Sprintf("the session of %s expired", memberID))
+		g.deaths = true
 	} else {
 		g.because("leave", fmt.Sprintf("the session of %s ended", memberID))
 	}
@@ -326,7 +327,11 @@ func (c *Coordinator) turnPublish(g *legacyGroup) {
 	case g.since == never:
 		return
 	}
-	at := min(g.last+settleAfter, g.since+settleAtMost)
+	settle := settleAfter
+	if g.deaths {
+		settle = settleDeaths
+	}
+	at := min(g.last+settle, g.since+settleAtMost)
 	waits := g.row != nil && g.row.Number > 0 && !g.row.Complete && !g.row.Withdrawn
 	if waits {
 		at = never // turnCompletion comes first; but nobody waits for ever
@@ -394,7 +399,7 @@ func numberOf(row *state.Legacy) int32 {
 // beginGeneration starts to count what a generation's members claim.
 func (c *Coordinator) beginGeneration(g *legacyGroup, row *state.Legacy) {
 	g.row, g.number = row, numberOf(row)
-	g.missing, g.gone, g.began = nil, false, c.now
+	g.missing, g.gone, g.began, g.claimedAt = nil, false, c.now, c.now
 	clear(g.failed)
 	clear(g.budget)
 	if g.number == 0 || row.Withdrawn {
@@ -415,7 +420,7 @@ func (c *Coordinator) beginGeneration(g *legacyGroup, row *state.Legacy) {
 
 // began tells of a generation that was published in this term.
 func (c *Coordinator) began(g *legacyGroup) {
-	g.why = nil
+	g.why, g.deaths = nil, false
 	g.stale = true
 	if g.number == 0 {
 		return
@@ -524,7 +529,7 @@ func (c *Coordinator) ownerChanged(g *legacyGroup, p state.Path, kind state.Chan
 	default:
 		delete(g.missing, tp)
 		if z, ok := c.v.Owner(g.name, p.Topic, p.Name); ok && kind == state.ZnodeCreated {
-			g.claimedBy = string(z.Data)
+			g.claimedBy, g.claimedAt = string(z.Data), c.now
 		}
 	}
 }
@@ -536,12 +541,15 @@ func (c *Coordinator) turnCompletion(g *legacyGroup) {
 	waited, why := c.now-g.began, g.claimedBy
 	switch {
 	case len(g.missing) == 0:
-	case g.gone:
+	case g.gone && c.now >= g.claimedAt+completeDeaths:
 		why = "a member that died"
 	case waited >= completeWithin:
 		why = g.firstMissing()
 	default:
 		g.wake(g.began + completeWithin)
+		if g.gone {
+			g.wake(g.claimedAt + completeDeaths)
+		}
 		return
 	}
 	g.retryAt = never

@@ -30,3 +30,55 @@ func TestLegacyHerd(t *testing.T) {
 		t.Errorf("generation %d complete %v, %d failures, %d events, %s\n%s", g.Number, g.Complete, p.failures, p.events, p.owners(), p.out.String())
 	}
 }
+
+// A crash of several consumers is one generation: their sessions end by and by, each when its last ping is a timeout old, and the others
+// would have to begin again and again.
+func TestLegacyCrashOfSeveral(t *testing.T) {
+	p := newPark(t)
+	p.topic("t", 24)
+	for i := range 12 {
+		p.add(string(rune('a'+i)), state.DialectJVM, "t:1").start()
+	}
+	p.pass(2 * time.Second)
+	before, _ := p.s.View().Legacy("g")
+	for _, name := range []string{"b", "e", "h", "k"} {
+		crash(p, name)
+		p.pass(450 * time.Millisecond)
+	}
+	p.pass(10 * time.Second)
+	g, _ := p.s.View().Legacy("g")
+	if g.Number != before.Number+1 || !g.Complete || p.failures != 0 {
+		t.Errorf("generation %d after %d, complete %v, %d failures, %s\n%s", g.Number, before.Number, g.Complete, p.failures, p.owners(), p.out.String())
+	}
+}
+
+// A member that dies in a generation does not end it for those that are at work in it: it is over when they have claimed theirs.
+func TestLegacyDeathInAGeneration(t *testing.T) {
+	p := newPark(t)
+	p.topic("t", 8)
+	for _, name := range []string{"a", "b", "c"} {
+		p.add(name, state.DialectJVM, "t:1").start()
+	}
+	p.pass(2 * time.Second)
+	before, _ := p.s.View().Legacy("g")
+	p.add("d", state.DialectJVM, "t:1").start()
+	for now, _ := p.s.View().Legacy("g"); now.Number == before.Number; now, _ = p.s.View().Legacy("g") {
+		p.pass(10 * time.Millisecond)
+	}
+	crash(p, "c")
+	p.pass(500 * time.Millisecond)
+	if g, _ := p.s.View().Legacy("g"); g.Number != before.Number+1 {
+		t.Errorf("generation %d half a second after a death in %d", g.Number, before.Number+1)
+	}
+	p.pass(15 * time.Second)
+	if g, _ := p.s.View().Legacy("g"); g.Number != before.Number+2 || !g.Complete || p.failures != 0 {
+		t.Errorf("generation %d after %d, complete %v, %d failures, %s\n%s", g.Number, before.Number, g.Complete, p.failures, p.owners(), p.out.String())
+	}
+}
+
+// crash ends a member's session by its silence; nobody comes back.
+func crash(p *park, name string) {
+	m := p.member(name)
+	m.quit(true)
+	m.expired, m.act, m.owned = false, actGone, nil
+}

@@ -27,6 +27,14 @@ func (v View) Unlimited(o Observer) bool {
 	return ok && !v.s.GateOn(group, state.GateLoad)
 }
 
+// Listing returns the generation by which o is given the names below path, when those are the members of a group; else nil.
+func (v View) Listing(path string, o Observer) *state.Legacy {
+	if !strings.HasPrefix(path, groupsDir) || !strings.HasSuffix(path, "/ids") {
+		return nil
+	}
+	return v.generation(path, o)
+}
+
 // generation returns what o is shown path by, nil for the raw tree.
 func (v View) generation(path string, o Observer) *state.Legacy {
 	if o.Session == 0 {
@@ -88,7 +96,11 @@ func (v View) shownNode(path string, g *state.Legacy, o Observer) (Node, bool) {
 			n.Stat.NumChildren = int32(len(v.shownIDs(g, o, nil)))
 			return n, true
 		}
-		if m := g.Shows(name); m != nil {
+		m := g.Shows(name)
+		if m == nil && o.Listed != nil && o.Listed.Group == g.Group {
+			m = o.Listed.Shows(name)
+		}
+		if m != nil {
 			return v.stored(path, &m.Node), true
 		}
 		return Node{}, false

@@ -2,7 +2,10 @@
 // a change means. It is pure. Source: zk-paths of Kafka 0.8 to 1.1, org.apache.zookeeper.server.DataTree 3.9.5.
 package ztree
 
-import "github.com/barnabas-mq/barnabas/internal/id"
+import (
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
+)
 
 // Stat is a node's metadata as clients see it (zookeeper.data.Stat).
 type Stat struct {
@@ -33,7 +36,12 @@ type Node struct {
 
 // Observer is who looks. A member of a group may be shown an older view of its group than everybody else; the zero
 // Observer is nobody in particular.
-type Observer struct{ Session id.SessionID }
+type Observer struct {
+	Session id.SessionID
+	// Listed is the generation whose members the session was last given a list of (View.Listing), nil if none. What it was told of
+	// it can still read: old consumers ask for each registration by itself, and fail when one has gone meanwhile.
+	Listed *state.Legacy
+}
 
 // EventType is what happened to a node.
 type EventType uint8
