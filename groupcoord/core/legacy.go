@@ -40,6 +40,7 @@ const (
 	settleAfter    = 300 * time.Millisecond // after the last change
 	settleDeaths   = 700 * time.Millisecond // after a session's end: others of the same crash end by and by, each after its last ping
 	settleAtMost   = 3 * time.Second        // after the first
+	settleInBurst  = 800 * time.Millisecond // after the last change, when members join and a generation was published less than settleAtMost ago: more will come
 	completeWithin = 10 * time.Second       // after the publish
 	completeDeaths = 1 * time.Second        // after the last claim, once a member died: what is still missing was its share
 	joinBound      = 13 * time.Second       // then a generation of its own
@@ -105,7 +106,8 @@ type legacyGroup struct {
 	mixes     []*held // creates of members that do not agree with those that are there
 	used      map[state.Gate]holdSum
 	failed    map[id.SessionID]*failedMember
-	budget    map[spender]time.Duration // when a session began to wait
+	budget    map[spender]time.Duration            // when a session began to wait
+	publishAt time.Duration                        // of the last generation of this term; never: none
 	fenceAt   time.Duration                        // fences are looked at no sooner
 	fetchers  map[id.TopicPartition]*reservedFetch // of partitions that are, or were, reserved
 	next      time.Duration
@@ -162,7 +164,7 @@ func (c *Coordinator) loadLegacy() {
 func (c *Coordinator) legacyGroup(name string) *legacyGroup {
 	g := c.legacy.groups[name]
 	if g == nil {
-		g = &legacyGroup{name: name, stale: true, since: never, retryAt: never, next: never, regs: map[string]parsed{},
+		g = &legacyGroup{name: name, stale: true, since: never, retryAt: never, next: never, publishAt: never, regs: map[string]parsed{},
 			pattern: map[string]pattern{}, used: map[state.Gate]holdSum{}, failed: map[id.SessionID]*failedMember{}, budget: map[spender]time.Duration{}, fetchers: map[id.TopicPartition]*reservedFetch{}}
 		c.legacy.groups[name] = g
 		row, _ := c.v.Legacy(name)
@@ -323,6 +325,9 @@ func (c *Coordinator) legacyTurn(g *legacyGroup) {
 	c.turnMixes(g)
 	c.turnGhosts(g)
 	c.turnFences(g)
+	if g.next <= c.now { // what is due waits for a proposal that is under way, or for others
+		g.next = c.now + retryAfter
+	}
 	if g.next != never {
 		c.mark(g.next)
 	}

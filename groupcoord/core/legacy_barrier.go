@@ -331,19 +331,24 @@ func (c *Coordinator) turnPublish(g *legacyGroup) {
 	if g.deaths {
 		settle = settleDeaths
 	}
+	if len(g.joins) > 0 && g.publishAt != never && c.now-g.publishAt < settleAtMost {
+		settle = settleInBurst
+	}
 	at := min(g.last+settle, g.since+settleAtMost)
 	waits := g.row != nil && g.row.Number > 0 && !g.row.Complete && !g.row.Withdrawn
 	if waits {
 		at = never // turnCompletion comes first; but nobody waits for ever
 	}
+	overdue := false
 	if len(g.joins) > 0 {
 		at = min(at, g.joins[0].until)
+		overdue = g.joins[0].until <= c.now
 	}
 	if at > c.now {
 		g.wake(at)
 		return
 	}
-	if c.legacy.hooks.May != nil && !c.legacy.hooks.May(c.v, g.name) {
+	if c.legacy.hooks.May != nil && !overdue && !c.legacy.hooks.May(c.v, g.name) {
 		return
 	}
 	c.publish(g, false)
@@ -422,6 +427,7 @@ func (c *Coordinator) beginGeneration(g *legacyGroup, row *state.Legacy) {
 func (c *Coordinator) began(g *legacyGroup) {
 	g.why, g.deaths = nil, false
 	g.stale = true
+	g.publishAt = c.now
 	if g.number == 0 {
 		return
 	}
