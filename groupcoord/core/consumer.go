@@ -167,7 +167,7 @@ func (c *Coordinator) consumerHeartbeat(g *group, r Request, req *kmsg.ConsumerG
 		t.before = old.Consumer
 	}
 	if !g.modern() {
-		c.upgrade(g, m)
+		c.upgrade(g, who(m)+" joined")
 	}
 	m.SessionMs = int32(c.cfg.ConsumerSession.Milliseconds())
 	if old == nil || old.ID != m.ID || !equalMembers(old, m) {
@@ -199,8 +199,8 @@ func (c *Coordinator) consumerHeartbeat(g *group, r Request, req *kmsg.ConsumerG
 
 // refuseConsumer tells why a member may not be in the group at all.
 func (c *Coordinator) refuseConsumer(g *group, r Request, req *kmsg.ConsumerGroupHeartbeatRequest) (*kerr.Error, string) {
-	if why := c.legacyRefusal(g); why != "" {
-		c.do(Action{Note: &Note{"a member was refused: " + why, []any{"group", g.name, "client", r.Kafka.ClientID, "host", r.Kafka.Host}}})
+	if why := c.legacyRefusal(g); why != "" && g.cur().Member(req.MemberID) == nil {
+		c.explainRefused(g.name, fmt.Sprintf("client %s at %s", clip(r.Kafka.ClientID), r.Kafka.Host), why)
 		return kerr.InconsistentGroupProtocol, why
 	}
 	if !g.modern() && (len(g.members()) > 0 || len(g.joins) > 0) {

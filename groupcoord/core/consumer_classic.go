@@ -66,7 +66,7 @@ func (c *Coordinator) refuseUpgrade(g *group) (*kerr.Error, string) {
 
 // upgrade makes a consumer group of a classic one. Its members keep what they were assigned until they have been heard; those that wait
 // in a rebalance are told to join again.
-func (c *Coordinator) upgrade(g *group, first *state.Member) {
+func (c *Coordinator) upgrade(g *group, because string) {
 	if len(g.joins) > 0 || g.reb != nil || len(g.syncs) > 0 {
 		c.refuseAll(g, kerr.RebalanceInProgress)
 	}
@@ -85,7 +85,7 @@ func (c *Coordinator) upgrade(g *group, first *state.Member) {
 		d.row.Members[i] = &n
 	}
 	if len(d.row.Members) > 0 {
-		c.do(Action{Note: &Note{"a classic group becomes a consumer group", []any{"group", g.name, "members", len(d.row.Members), "because", who(first) + " joined"}}})
+		c.do(Action{Note: &Note{"a classic group becomes a consumer group", []any{"group", g.name, "members", len(d.row.Members), "because", because}}})
 	}
 }
 
@@ -217,6 +217,7 @@ func (c *Coordinator) joinConsumer(g *group, r Request, req *kmsg.JoinGroupReque
 	}
 	meta, err := subscription(m, "")
 	if err != nil {
+		c.explainRefused(g.name, fmt.Sprintf("client %s at %s", clip(m.Client), m.Host), err.Error())
 		c.fail(r, kerr.InconsistentGroupProtocol)
 		return
 	}
@@ -253,7 +254,7 @@ func (c *Coordinator) joinConsumer(g *group, r Request, req *kmsg.JoinGroupReque
 		m.Consumer.Rack = *meta.Rack
 	}
 	if !g.modern() {
-		c.upgrade(g, m)
+		c.upgrade(g, who(m)+" joined")
 	}
 	if old != nil && old.ID != m.ID {
 		g.dropMember(old.ID)
@@ -294,8 +295,8 @@ func (c *Coordinator) refuseClassic(g *group, m *state.Member, req *kmsg.JoinGro
 		return kerr.UnknownMemberID
 	case m.ID != "" && m.Instance != "" && in.ID != m.ID:
 		return kerr.FencedInstanceID
-	case c.legacyRefusal(g) != "":
-		c.do(Action{Note: &Note{"a member was refused: " + c.legacyRefusal(g), []any{"group", g.name, "client", m.Client, "host", m.Host}}})
+	case !known && c.legacyRefusal(g) != "":
+		c.explainRefused(g.name, fmt.Sprintf("client %s at %s", clip(m.Client), m.Host), c.legacyRefusal(g))
 		return kerr.InconsistentGroupProtocol
 	}
 	if !g.modern() && len(g.members()) > 0 {

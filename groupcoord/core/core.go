@@ -133,6 +133,7 @@ type Coordinator struct {
 	next   time.Duration // the earliest deadline, or earlier
 	expiry expiry
 	legacy legacies // of znode consumers
+	plans  mixes
 
 	// Of the call that runs.
 	v    *state.View
@@ -144,8 +145,10 @@ var _ Mind = (*Coordinator)(nil)
 
 // NewCoordinator starts a term without memory of earlier ones.
 func NewCoordinator(cfg Config) *Coordinator {
-	return &Coordinator{cfg: cfg.withDefaults(), hooks: cfg.Hooks, open: map[RequestID]Request{}, groups: map[string]*group{}, puts: map[RequestID]*group{},
-		last: ownIDs, expiry: expiry{busy: map[RequestID]string{}}, legacy: newLegacies()}
+	c := &Coordinator{cfg: cfg.withDefaults(), hooks: cfg.Hooks, open: map[RequestID]Request{}, groups: map[string]*group{}, puts: map[RequestID]*group{},
+		last: ownIDs, expiry: expiry{busy: map[RequestID]string{}}, legacy: newLegacies(), plans: newMixes()}
+	c.mixHooks()
+	return c
 }
 
 // begin starts a call; the first one of the term takes over the members that the state has.
@@ -163,6 +166,7 @@ func (c *Coordinator) begin(v *state.View, now time.Duration) {
 		return true
 	})
 	c.loadLegacy()
+	c.loadMixes()
 }
 
 func (c *Coordinator) do(a Action) { c.acts = append(c.acts, a) }
@@ -231,6 +235,7 @@ func (c *Coordinator) Changed(v *state.View, changes []state.Change, now time.Du
 	c.begin(v, now)
 	c.topicsChanged(changes)
 	c.legacyChanged(changes)
+	c.mixChanged(changes)
 	return c.acts
 }
 

@@ -176,7 +176,7 @@ func (c *Coordinator) refuseJoin(g *group, m *state.Member, req *kmsg.JoinGroupR
 	case req.ProtocolType == "" || len(m.Protocols) == 0:
 		return kerr.InconsistentGroupProtocol
 	case req.ProtocolType == "consumer" && c.legacyRefusal(g) != "":
-		c.do(Action{Note: &Note{"a member was refused: " + c.legacyRefusal(g), []any{"group", g.name, "client", m.Client, "host", m.Host}}})
+		c.explainRefused(g.name, fmt.Sprintf("client %s at %s", clip(m.Client), m.Host), c.legacyRefusal(g))
 		return kerr.InconsistentGroupProtocol
 	}
 	others := g.everyone()

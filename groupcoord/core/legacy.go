@@ -59,6 +59,10 @@ type LegacyHooks struct {
 	Theirs func(v *state.View, group, topic string, partition int32) bool
 	// Held reports whether a modern member still has a partition; ask claims again with Coordinator.legacyTurn.
 	Held func(v *state.View, group, topic string, partition int32) bool
+	// Refuse tells why a consumer with a registration is not let into a group of members of other kinds; "": it is.
+	Refuse func(group, memberID string, reg state.Registration) string
+	// Strategy is how the members are expected to share partitions out: Legacy.Strategy of the next generation.
+	Strategy func(group string) int32
 	// Turned is told that a generation was published (complete false) or completed.
 	Turned func(g *state.Legacy)
 }

@@ -255,7 +255,7 @@ func (c *Coordinator) poolChanged(group, cause, text string) {
 
 // joinLegacy lets a registration into the raw tree; joinSettled then holds its reply.
 func (c *Coordinator) joinLegacy(g *legacyGroup, h *held) {
-	if c.mixes(g, h) {
+	if c.mixes(g, h) != "" {
 		h.gate, h.until = state.GateDialect, c.now+completeWithin
 		c.hold(&g.mixes, h)
 		c.legacyTurn(g)
@@ -362,6 +362,12 @@ func (c *Coordinator) publish(g *legacyGroup, withdraw bool) {
 	}
 	r := c.explanation(g, withdraw)
 	cmd := &statepb.PublishGeneration{Group: g.name, Generation: number, Withdraw: withdraw, Rebalance: r}
+	if head, ok := c.v.Group(g.name); ok && len(head.Members) > 0 {
+		cmd.GroupVersion = head.Version // nobody was given anything since May was asked
+	}
+	if c.legacy.hooks.Strategy != nil {
+		cmd.Strategy = c.legacy.hooks.Strategy(g.name)
+	}
 	if !withdraw {
 		cmd.Members, cmd.Pool, cmd.Topics, cmd.AllTopics = g.want.members, g.want.pool, g.want.topics, g.want.all
 	}

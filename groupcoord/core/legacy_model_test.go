@@ -57,6 +57,7 @@ type zkMember struct {
 	pending bool            // an event is on its way
 	want    []id.TopicPartition
 	owned   []id.TopicPartition // as the client believes
+	threads map[id.TopicPartition]string
 	tries   int
 	until   time.Duration
 	asked   RequestID // newest; a new coordinator is asked under another number
@@ -101,7 +102,7 @@ func (p *park) openSession(ms int32) int64 {
 }
 
 func (p *park) add(name string, d state.Dialect, topics string) *zkMember {
-	m := &zkMember{p: p, name: name, dialect: d, topics: topics, watch: map[string]bool{}}
+	m := &zkMember{p: p, name: name, dialect: d, topics: topics, watch: map[string]bool{}, threads: map[id.TopicPartition]string{}}
 	p.members = append(p.members, m)
 	return m
 }
@@ -331,13 +332,6 @@ func (m *zkMember) ownerPath(tp id.TopicPartition) string {
 	return "/consumers/g/owners/" + tp.Topic + "/" + name
 }
 
-func (m *zkMember) thread() string {
-	if m.dialect == state.DialectJVM {
-		return m.name + "-0"
-	}
-	return m.name
-}
-
 func (m *zkMember) release(tps []id.TopicPartition) {
 	for _, tp := range tps {
 		m.owned = slices.DeleteFunc(m.owned, func(o id.TopicPartition) bool { return o == tp })
@@ -395,7 +389,7 @@ func (m *zkMember) claimNext() {
 	dir, _ := state.SplitPath(m.ownerPath(tp))
 	m.p.apply(&pb.Command{Body: &pb.Command_CreateZnode{CreateZnode: &pb.CreateZnode{Path: dir, Null: true}}})
 	m.ask(&pb.Command{Body: &pb.Command_ClaimOwner{ClaimOwner: &pb.ClaimOwner{Group: "g", Topic: p.Topic, Name: p.Name, Partition: tp.Partition,
-		Data: []byte(m.thread()), Ephemeral: true}}})
+		Data: []byte(m.threads[tp]), Ephemeral: true}}})
 }
 
 func (m *zkMember) fail() {
@@ -470,7 +464,9 @@ func (m *zkMember) assignment() ([]id.TopicPartition, bool) {
 				continue
 			}
 			for _, n := range parts[q*i+min(i, r) : q*(i+1)+min(i+1, r)] {
-				want = append(want, id.TopicPartition{Topic: topic, Partition: n})
+				tp := id.TopicPartition{Topic: topic, Partition: n}
+				want = append(want, tp)
+				m.threads[tp] = th
 			}
 		}
 	}

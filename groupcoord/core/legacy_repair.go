@@ -131,7 +131,7 @@ func (c *Coordinator) turnFences(g *legacyGroup) {
 		if g.row.Reservation(tp.Topic, tp.Partition) != nil || g.row.Reservation("b'"+tp.Topic+"'", tp.Partition) != nil {
 			continue
 		}
-		owner := c.ownedByLegacy(g.name, tp.Topic, tp.Partition)
+		owner := cmp.Or(c.ownedByLegacy(g.name, tp.Topic, tp.Partition), c.holder(g.name, tp))
 		live := c.liveFetches(f, tp)
 		cut := &statepb.FenceFetches{Group: g.name, Member: f.member}
 		lift := &statepb.FenceFetches{Group: g.name, Member: f.member, Lift: true}
@@ -253,15 +253,24 @@ func family(d state.Dialect) string {
 	return "jvm"
 }
 
-// mixes reports whether a registration is of another family than the members that the group has.
-func (c *Coordinator) mixes(g *legacyGroup, h *held) bool {
+// mixes tells why a registration cannot be beside the members that the group has: they are of another family, or of another kind and do
+// not know how it computes. "": it can.
+func (c *Coordinator) mixes(g *legacyGroup, h *held) string {
 	data := h.req.Command.GetCreateZnode().GetData()
 	if set := h.req.Command.GetSetZnode(); set != nil {
 		data = set.Data
 	}
 	reg, ok := state.ParseRegistration(data)
-	if !ok || !c.v.GateOn(g.name, state.GateDialect) {
-		return false
+	if !ok {
+		return ""
+	}
+	if c.legacy.hooks.Refuse != nil {
+		if why := c.legacy.hooks.Refuse(g.name, h.memberID, reg); why != "" {
+			return why
+		}
+	}
+	if !c.v.GateOn(g.name, state.GateDialect) {
+		return ""
 	}
 	other := false
 	c.v.Members(g.name, func(memberID string, z *state.Znode) bool {
@@ -277,30 +286,32 @@ func (c *Coordinator) mixes(g *legacyGroup, h *held) bool {
 			}
 		}
 	}
-	return other
+	if other {
+		return "the group has members of another library, which assign partitions otherwise"
+	}
+	return ""
 }
 
 // turnMixes lets members in when those that they do not agree with have left, and refuses them when the bound is over: old
 // clients create again at once for ever, so only the hold paces them (zk-paths.md 6.8).
 func (c *Coordinator) turnMixes(g *legacyGroup) {
 	for _, h := range slices.Clone(g.mixes) {
-		mixed := c.mixes(g, h)
-		if mixed && h.until > c.now {
+		why := c.mixes(g, h)
+		if why != "" && h.until > c.now {
 			h.waited = true
 			g.wake(h.until)
 			continue
 		}
 		i := slices.Index(g.mixes, h)
 		g.mixes = slices.Delete(g.mixes, i, i+1)
-		if !mixed {
+		if why == "" {
 			c.stopWaiting(h)
 			h.gate, h.until = "", c.now+joinBound
 			c.proposeHeld(h)
 			continue
 		}
-		c.do(Action{Note: &Note{"group: a znode consumer was refused: the group has members of another library, which assign partitions otherwise",
-			[]any{"group", g.name, "member", h.memberID}}})
-		c.letGo(g, h, &statepb.Result{Code: statepb.Code_NODE_EXISTS, Text: "the group has members of another library"})
+		c.explainRefused(g.name, h.memberID, why)
+		c.letGo(g, h, &statepb.Result{Code: statepb.Code_NODE_EXISTS, Text: why})
 	}
 }
 

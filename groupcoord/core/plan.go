@@ -13,7 +13,7 @@ import (
 // outcome and can give the pool's part of it to modern members (groups.md, "Mixed groups").
 
 // strategy is how the legacy members of a group share partitions out. A registration does not say which: it is learnt from claims.
-type strategy uint8
+type strategy int32
 
 const (
 	// strategyRange: per topic, contiguous runs (kafka.consumer.RangeAssignor of every release; kafka-node over ids).
@@ -22,10 +22,12 @@ const (
 	strategyHash011
 	// strategyHash10: the same from 1.0 on, by "topic-partition".hashCode.
 	strategyHash10
-	strategies
 )
 
 func (s strategy) String() string {
+	if s < strategyRange || s > strategyHash10 {
+		return "unknown"
+	}
 	return [...]string{"range", "roundrobin (up to 0.11)", "roundrobin (from 1.0)"}[s]
 }
 

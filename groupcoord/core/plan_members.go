@@ -1,8 +1,6 @@
 package core
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -11,44 +9,35 @@ import (
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 )
 
-// planMemberOf reads a registration as the other members do. topics are the children of /brokers/topics that they see: a pattern
-// is matched against them. An error says why a group with this member cannot be computed.
-func planMemberOf(id string, raw []byte, dialect state.Dialect, topics []string) (planMember, error) {
-	m := planMember{id: id, streams: map[string]int{}, bare: dialect == state.DialectKafkaNode}
-	if dialect != state.DialectJVM && dialect != state.DialectKafkaNode {
-		return m, fmt.Errorf("member %s is of the dialect %s, whose share depends on where partition leaders are", clip(id), dialect)
+// planMemberOf counts a member as the other members do. topics are the children of /brokers/topics that they see: a pattern is
+// matched against them. An error says why a group with this member cannot be computed.
+func planMemberOf(id string, reg state.Registration, topics []string) (planMember, error) {
+	m := planMember{id: id, streams: map[string]int{}, bare: reg.Dialect == state.DialectKafkaNode}
+	if reg.Dialect != state.DialectJVM && !m.bare {
+		return m, fmt.Errorf("member %s is of the dialect %s, whose shares depend on where partition leaders are", clip(id), reg.Dialect)
 	}
-	var fields map[string]json.RawMessage // exact names, unlike a struct's
-	var pattern string
-	var subscription map[string]int
-	err := json.Unmarshal(raw, &fields)
-	if err == nil {
-		err = errors.Join(json.Unmarshal(fields["pattern"], &pattern), json.Unmarshal(fields["subscription"], &subscription))
+	pattern := reg.Pattern == "white_list" || reg.Pattern == "black_list"
+	if pattern && len(reg.Topics) > 1 {
+		return m, fmt.Errorf("member %s has %d patterns, of which each client reads another one", clip(id), len(reg.Topics))
 	}
-	if err != nil {
-		return m, fmt.Errorf("the registration of member %s is not readable: %w", clip(id), err)
-	}
-	for topic, n := range subscription {
+	for _, t := range reg.Topics {
 		switch {
-		case n < 1 || n > maxStreams:
-			return m, fmt.Errorf("member %s asks for %d streams of %s", clip(id), n, clip(topic))
+		case t.Threads < 1 || t.Threads > maxStreams:
+			return m, fmt.Errorf("member %s asks for %d streams of %s", clip(id), t.Threads, clip(t.Topic))
 		case m.bare:
-			m.streams[topic] = 1
-		case pattern == "white_list" || pattern == "black_list":
-			if len(subscription) > 1 {
-				return m, fmt.Errorf("member %s has %d patterns, of which each client reads another one", clip(id), len(subscription))
-			}
-			matches, err := javaPattern(topic)
+			m.streams[t.Topic] = 1
+		case pattern:
+			matches, err := javaPattern(t.Topic)
 			if err != nil {
 				return m, fmt.Errorf("the pattern of member %s: %w", clip(id), err)
 			}
-			for _, t := range topics {
-				if matches(t) == (pattern == "white_list") {
-					m.streams[t] = n
+			for _, name := range topics {
+				if matches(name) == (reg.Pattern == "white_list") {
+					m.streams[name] = int(t.Threads)
 				}
 			}
 		default:
-			m.streams[topic] = n
+			m.streams[t.Topic] = int(t.Threads)
 		}
 	}
 	return m, nil
@@ -97,12 +86,17 @@ func nestedClass(p string) bool {
 	return false
 }
 
-// planMembersOf reads all registrations of a group. Members of two dialects cannot be computed: each side reads the other's
-// registrations differently.
-func planMembersOf(registered []registration, topics []string) ([]planMember, error) {
+// registered is a child of /consumers/<group>/ids.
+type registered struct {
+	id  string
+	reg state.Registration
+}
+
+// planMembersOf counts all members of a group. Those of two dialects cannot be computed: each side counts the other otherwise.
+func planMembersOf(members []registered, topics []string) ([]planMember, error) {
 	var out []planMember
-	for _, r := range registered {
-		m, err := planMemberOf(r.id, r.raw, r.dialect, topics)
+	for _, r := range members {
+		m, err := planMemberOf(r.id, r.reg, topics)
 		if err != nil {
 			return nil, err
 		}
@@ -114,43 +108,6 @@ func planMembersOf(registered []registration, topics []string) ([]planMember, er
 	return out, nil
 }
 
-// registration is a child of /consumers/<group>/ids.
-type registration struct {
-	id      string
-	raw     []byte
-	dialect state.Dialect
-}
-
-// strategySet are the strategies that claims have not ruled out.
-type strategySet uint8
-
-const anyStrategy strategySet = 1<<strategies - 1
-
-func (set strategySet) has(s strategy) bool { return set&(1<<s) != 0 }
-
-// first is the one to plan with: range before the others, since it is what members do unless they are told otherwise.
-func (set strategySet) first() (strategy, bool) {
-	for s := range strategies {
-		if set.has(s) {
-			return s, true
-		}
-	}
-	return 0, false
-}
-
-func (set strategySet) String() string {
-	var names []string
-	for s := range strategies {
-		if set.has(s) {
-			names = append(names, s.String())
-		}
-	}
-	if len(names) == 0 {
-		return "none"
-	}
-	return strings.Join(names, " or ")
-}
-
 // claimed is an owner node, or the wish for one.
 type claimed struct {
 	topic     string
@@ -158,26 +115,22 @@ type claimed struct {
 	thread    string
 }
 
-// learn rules out what does not lead to the claims of members that have computed from this view. members include the pool. The
-// empty set means that the members do not agree with each other, or with anything that we know.
-func (set strategySet) learn(members []planMember, partitions map[string][]int32, claims []claimed) strategySet {
+// learn finds the strategy that leads to the claims of members that have computed from this view (members include the pool): the
+// one that was expected, if it does, or else another one. fits is false when none does: the members do not agree with each other, or with
+// anything that we know.
+func (s strategy) learn(members []planMember, partitions map[string][]int32, claims []claimed) (found strategy, fits bool) {
+	order := []strategy{s, strategyRange, strategyHash011, strategyHash10}
 	if slices.ContainsFunc(members, func(m planMember) bool { return m.bare }) {
-		set &= 1 << strategyRange
+		order = []strategy{strategyRange}
 	}
-	for s := range strategies {
-		if !set.has(s) {
-			continue
-		}
-		all, err := s.share(members, partitions)
-		if err != nil && len(claims) > 0 {
-			set &^= 1 << s
-		}
-		for _, c := range claims {
-			if err == nil && all[c.topic][c.partition] != c.thread {
-				set &^= 1 << s
-				break
-			}
+	if len(claims) == 0 {
+		return order[0], true
+	}
+	for _, try := range order {
+		all, err := try.share(members, partitions)
+		if err == nil && !slices.ContainsFunc(claims, func(c claimed) bool { return all[c.topic][c.partition] != c.thread }) {
+			return try, true
 		}
 	}
-	return set
+	return order[0], false
 }

@@ -46,8 +46,26 @@ func startAssignors(t *testing.T, jars testtool.Tool) *oldAssignors {
 	return &oldAssignors{t, in, bufio.NewScanner(out)}
 }
 
+// member is a registration as it is written.
+type member struct {
+	id  string
+	raw []byte
+}
+
+func read(t *testing.T, members []member, topics []string) ([]planMember, error) {
+	var all []registered
+	for _, m := range members {
+		reg, ok := state.ParseRegistration(m.raw)
+		if !ok {
+			t.Fatalf("%s is not readable", m.raw)
+		}
+		all = append(all, registered{m.id, reg})
+	}
+	return planMembersOf(all, topics)
+}
+
 // shares is what all members say they would take; failed are members whose assignor throws.
-func (a *oldAssignors) shares(kind string, members []registration, partitions map[string][]int32) (all shares, failed int) {
+func (a *oldAssignors) shares(kind string, members []member, partitions map[string][]int32) (all shares, failed int) {
 	var ask strings.Builder
 	ask.WriteString("clear\n")
 	for topic, ps := range partitions {
@@ -96,7 +114,7 @@ func (a *oldAssignors) shares(kind string, members []registration, partitions ma
 
 // randomGroup makes registrations as the JVM writes them. They are few: up to 0.11 every member parses every one with Scala's
 // parser, a millisecond each.
-func randomGroup(r *rand.Rand) ([]registration, map[string][]int32) {
+func randomGroup(r *rand.Rand) ([]member, map[string][]int32) {
 	partitions := map[string][]int32{}
 	for _, topic := range []string{"t", "orders", "orders.eu", "clicks", "a_b-c"}[:1+r.IntN(3)] {
 		partitions[topic] = count(1 + r.IntN(14))
@@ -115,7 +133,7 @@ func randomGroup(r *rand.Rand) ([]registration, map[string][]int32) {
 	for topic := range partitions {
 		all[topic] = streams
 	}
-	var out []registration
+	var out []member
 	for _, id := range ids[:1+r.IntN(4)] {
 		pattern, subscription := "static", all
 		if !same {
@@ -134,30 +152,30 @@ func randomGroup(r *rand.Rand) ([]registration, map[string][]int32) {
 		if err != nil {
 			panic(err)
 		}
-		out = append(out, registration{id, raw, state.DialectJVM})
+		out = append(out, member{id, raw})
 	}
 	return out, partitions
 }
 
 // withPool adds the registrations of a pool for some modern members.
-func withPool(r *rand.Rand, s strategy, registered []registration, legacy []planMember, partitions map[string][]int32) []registration {
+func withPool(r *rand.Rand, s strategy, all []member, legacy []planMember, partitions map[string][]int32) []member {
 	modern := map[string]int{}
 	for topic := range partitions {
 		modern[topic] = r.IntN(3)
 	}
 	sizes, err := poolSizes(s, legacy, partitions, modern)
 	if err != nil {
-		return registered
+		return all
 	}
-	registered = slices.Clone(registered)
+	all = slices.Clone(all)
 	for _, m := range pool("g", sizes) {
 		raw, err := json.Marshal(map[string]any{"version": 1, "subscription": m.streams, "pattern": "static", "timestamp": "0"})
 		if err != nil {
 			panic(err)
 		}
-		registered = append(registered, registration{m.id, raw, state.DialectJVM})
+		all = append(all, member{m.id, raw})
 	}
-	return registered
+	return all
 }
 
 // Our computation beside the assignors of three releases: the same share for every member, pool and patterns included.
@@ -179,7 +197,7 @@ func TestSharesBesideTheRealAssignors(t *testing.T) {
 			for range 100 {
 				registered, partitions := randomGroup(r)
 				topics := sorted(partitions)
-				legacy, err := planMembersOf(registered, topics)
+				legacy, err := read(t, registered, topics)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -188,7 +206,7 @@ func TestSharesBesideTheRealAssignors(t *testing.T) {
 					s, kind = release.dealt, "roundrobin"
 				}
 				registered = withPool(r, s, registered, legacy, partitions)
-				members, err := planMembersOf(registered, topics)
+				members, err := read(t, registered, topics)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -126,29 +126,26 @@ func TestPoolAsWorkedOut(t *testing.T) {
 
 func TestRegistrationsAsOthersReadThem(t *testing.T) {
 	topics := []string{"orders", "orders.eu", "clicks"}
-	for _, c := range []struct {
-		raw     string
-		dialect state.Dialect
-		want    string
-	}{
-		{`{"version":1,"subscription":{"t":2,"u":1},"pattern":"static","timestamp":"1"}`, state.DialectJVM, "map[t:2 u:1]"},
-		{`{"version":1,"subscription":{"orders.*":2},"pattern":"white_list","timestamp":"1"}`, state.DialectJVM, "map[orders:2 orders.eu:2]"},
-		{`{"version":1,"subscription":{" \"orders , clicks\" ":3},"pattern":"white_list","timestamp":"1"}`, state.DialectJVM, "map[clicks:3 orders:3]"},
-		{`{"version":1,"subscription":{"orders":1},"pattern":"black_list","timestamp":"1"}`, state.DialectJVM, "map[clicks:1 orders.eu:1]"},
-		{`{"version":1,"subscription":{"t": 1},"pattern":"white_list","timestamp":"1"}`, state.DialectKafkaNode, "map[t:1]"},
-		{`{"version":1,"subscription":{"[a-z&&[^o]]*":1},"pattern":"white_list"}`, state.DialectJVM, "error"},
-		{`{"version":1,"subscription":{"(?=o).*":1},"pattern":"white_list"}`, state.DialectJVM, "error"},
-		{`{"version":1,"subscription":{"a":1,"b":1},"pattern":"white_list"}`, state.DialectJVM, "error"},
-		{`{"version":1,"subscription":{"a)(b":1},"pattern":"white_list"}`, state.DialectJVM, "error"},
-		{`{"version":1,"subscription":{"t":0},"pattern":"static"}`, state.DialectJVM, "error"},
-		{`{"version":1,"subscription":{"t":1}}`, state.DialectJVM, "error"},
-		{`{"version":1,"Pattern":"static","subscription":{"t":1}}`, state.DialectJVM, "error"},
-		{`{"subscription":7,"pattern":"static"}`, state.DialectJVM, "error"},
-		{`t`, state.DialectPykafka, "error"},
-		{``, state.DialectUnknown, "error"},
-		{`{"version":1,"subscription":{"t":1},"pattern":"static","timestamp":1}`, state.DialectWvanbergen, "error"},
+	for _, c := range []struct{ raw, want string }{
+		{`{"version":1,"subscription":{"t":2,"u":1},"pattern":"static","timestamp":"1"}`, "map[t:2 u:1]"},
+		{`{"version":1,"subscription":{"orders.*":2},"pattern":"white_list","timestamp":"1"}`, "map[orders:2 orders.eu:2]"},
+		{`{"version":1,"subscription":{" \"orders , clicks\" ":3},"pattern":"white_list","timestamp":"1"}`, "map[clicks:3 orders:3]"},
+		{`{"version":1,"subscription":{"orders":1},"pattern":"black_list","timestamp":"1"}`, "map[clicks:1 orders.eu:1]"},
+		{`{"version":1,"subscription":{"t": 1},"pattern":"white_list","timestamp":"1"}`, "map[t:1]"},
+		{`{"version":1,"subscription":{"[a-z&&[^o]]*":1},"pattern":"white_list"}`, "error"},
+		{`{"version":1,"subscription":{"[[:alpha:]]*":1},"pattern":"white_list"}`, "error"},
+		{`{"version":1,"subscription":{"(?=o).*":1},"pattern":"white_list"}`, "error"},
+		{`{"version":1,"subscription":{"a":1,"b":1},"pattern":"white_list"}`, "error"},
+		{`{"version":1,"subscription":{"a)(b":1},"pattern":"white_list"}`, "error"},
+		{`{"version":1,"subscription":{"t":0},"pattern":"static"}`, "error"},
+		{`t`, "error"},
+		{`{"version":1,"subscription":{"t":1},"pattern":"static","timestamp":1}`, "error"},
 	} {
-		m, err := planMemberOf("g_a", []byte(c.raw), c.dialect, topics)
+		reg, ok := state.ParseRegistration([]byte(c.raw))
+		if !ok {
+			t.Fatalf("%s is not readable", c.raw)
+		}
+		m, err := planMemberOf("g_a", reg, topics)
 		got := fmt.Sprint(m.streams)
 		if err != nil {
 			got = "error"
@@ -157,9 +154,9 @@ func TestRegistrationsAsOthersReadThem(t *testing.T) {
 			t.Errorf("%s: %s (%v), want %s", c.raw, got, err, c.want)
 		}
 	}
-	_, err := planMembersOf([]registration{
-		{"g_a", []byte(`{"subscription":{"t":1},"pattern":"static"}`), state.DialectJVM},
-		{"g_b", []byte(`{"subscription":{"t": 1},"pattern":"white_list"}`), state.DialectKafkaNode}}, topics)
+	_, err := planMembersOf([]registered{
+		{"g_a", state.Registration{Dialect: state.DialectJVM, Pattern: "static", Topics: []state.Subscription{{Topic: "t", Threads: 1}}}},
+		{"g_b", state.Registration{Dialect: state.DialectKafkaNode, Pattern: "static", Topics: []state.Subscription{{Topic: "t", Threads: 1}}}}}, topics)
 	if err == nil {
 		t.Error("two dialects do not agree")
 	}
@@ -168,7 +165,7 @@ func TestRegistrationsAsOthersReadThem(t *testing.T) {
 func TestStrategyIsLearnt(t *testing.T) {
 	members := []planMember{jvm("a", "orders:1 clicks:1"), jvm("b", "orders:1 clicks:1"), jvm("c", "orders:1 clicks:1")}
 	partitions := map[string][]int32{"orders": count(4), "clicks": count(3)}
-	for s := range strategies {
+	for _, s := range strategies {
 		all, err := s.share(members, partitions)
 		if err != nil {
 			t.Fatal(err)
@@ -179,26 +176,26 @@ func TestStrategyIsLearnt(t *testing.T) {
 				claims = append(claims, claimed{topic, p, thread})
 			}
 		}
-		if got := anyStrategy.learn(members, partitions, claims); got != 1<<s {
-			t.Errorf("claims of %s could be of %s", s, got)
+		for _, expected := range strategies {
+			if got, fits := expected.learn(members, partitions, claims); got != s || !fits {
+				t.Errorf("claims of %s are of %s, %v", s, got, fits)
+			}
+			if got, fits := expected.learn(members, partitions, nil); got != expected || !fits {
+				t.Errorf("without claims: %s, %v", got, fits)
+			}
 		}
 		claims[0].thread = "somebody"
-		if got := anyStrategy.learn(members, partitions, claims); got != 0 || got.String() != "none" {
-			t.Errorf("claims of nobody could be of %s", got)
+		if got, fits := s.learn(members, partitions, claims); got != s || fits {
+			t.Errorf("claims of nobody are of %s", got)
 		}
 	}
-	if got, _ := anyStrategy.learn(members, partitions, nil).first(); got != strategyRange {
-		t.Errorf("without claims: %s", got)
-	}
 	members[0].bare, members[1].bare, members[2].bare = true, true, true
-	if got := anyStrategy.learn(members, partitions, nil); got != 1<<strategyRange {
+	if got, fits := strategyHash10.learn(members, partitions, nil); got != strategyRange || !fits {
 		t.Errorf("kafka-node: %s", got)
 	}
-	lone := []planMember{jvm("a", "orders:1")}
-	if got := anyStrategy.learn(lone, partitions, []claimed{{"orders", 0, "a-0"}}); got != anyStrategy {
-		t.Errorf("one thread tells nothing, but: %s", got)
-	}
 }
+
+var strategies = []strategy{strategyRange, strategyHash011, strategyHash10}
 
 // groupOf draws the legacy members of a group and its topics.
 func groupOf(t *rapid.T) ([]planMember, map[string][]int32) {
@@ -235,7 +232,7 @@ func groupOf(t *rapid.T) ([]planMember, map[string][]int32) {
 func TestLegacySharesAndPoolCoverEveryPartitionOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		legacy, partitions := groupOf(t)
-		s := strategy(rapid.IntRange(0, int(strategies)-1).Draw(t, "strategy"))
+		s := rapid.SampledFrom(strategies).Draw(t, "strategy")
 		modern := map[string]int{}
 		for topic := range partitions {
 			modern[topic] = rapid.IntRange(0, 9).Draw(t, "modern members")

@@ -30,11 +30,14 @@ func franz(ctx context.Context, o Options, out *lines) error {
 	default:
 		opts = append(opts, kgo.Balancers(kgo.RangeBalancer()))
 	}
+	if o.Careful {
+		opts = append(opts, kgo.BlockRebalanceOnPoll())
+	}
 	client, err := kgo.NewClient(opts...)
 	if err != nil {
 		return err
 	}
-	defer client.Close()
+	defer client.CloseAllowingRebalance()
 	z := zombie{client: client, o: o, out: out, thawed: make(chan os.Signal, 1)}
 	signal.Notify(z.thawed, syscall.SIGCONT)
 	defer signal.Stop(z.thawed)
@@ -45,12 +48,17 @@ func franz(ctx context.Context, o Options, out *lines) error {
 		cancel()
 		fetches.EachRecord(func(r *kgo.Record) { out.record(r.Partition, r.Offset) })
 		z.look(ctx)
-		commit, cancel := context.WithTimeout(ctx, 5*time.Second)
+		whole := ctx
+		if o.Careful {
+			whole = context.WithoutCancel(ctx)
+		}
+		commit, cancel := context.WithTimeout(whole, 5*time.Second)
 		err := client.CommitUncommittedOffsets(commit)
 		cancel()
 		if err != nil && ctx.Err() == nil {
 			out.event("commit", err)
 		}
+		client.AllowRebalance()
 	}
 	return nil
 }

@@ -30,6 +30,7 @@ type Options struct {
 	Name      string
 	Session   time.Duration // timeout
 	Balancer  string        // franz: "range", "sticky" or "cooperative"; "consumer" is KIP-848
+	Careful   bool          // franz: commit whatever was read before a partition is given up
 	Zombie    bool          // franz: after it stood still, commit offset 0 first with what it knew before
 }
 

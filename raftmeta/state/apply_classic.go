@@ -63,8 +63,8 @@ func (s *State) putGroup(c *statepb.PutGroup) *statepb.Result {
 		g.Rebalances, g.EmptySinceMs = old.Rebalances, old.EmptySinceMs
 	}
 	if r := c.Rebalance; r != nil {
-		if n := len(g.Rebalances); n > 0 && c.Consumer && g.Rebalances[n-1].Generation == r.Generation && g.Rebalances[n-1].Kind != KindLegacy {
-			g.Rebalances = g.Rebalances[:n-1] // told to its end
+		if i := lastRecord(g.Rebalances, r.Generation); c.Consumer && i >= 0 { // told to its end
+			g.Rebalances = slices.Delete(slices.Clone(g.Rebalances), i, i+1)
 		}
 		keep := g.Rebalances[max(0, len(g.Rebalances)+1-MaxRebalances):]
 		g.Rebalances = append(slices.Clone(keep), &Rebalance{WallMs: s.wallMs, Generation: r.Generation, Cause: r.Cause, Text: r.Text,
@@ -73,6 +73,19 @@ func (s *State) putGroup(c *statepb.PutGroup) *statepb.Result {
 	s.putRow(g)
 	s.changed(Change{Kind: GroupChanged, Group: c.Group})
 	return &statepb.Result{Zxid: int64(s.meta.ZXID)}
+}
+
+// lastRecord finds what was told of a generation of members that are no znodes, -1 if nothing was.
+func lastRecord(records []*Rebalance, generation int32) int {
+	for i := len(records) - 1; i >= 0; i-- {
+		if records[i].Kind != KindLegacy && records[i].Cause != "refused" {
+			if records[i].Generation == generation {
+				return i
+			}
+			return -1
+		}
+	}
+	return -1
 }
 
 func memberRow(m *statepb.GroupMember) *Member {

@@ -401,6 +401,10 @@ func (s *State) lateWrite(session int64, member string, p Path) (*Offset, bool) 
 		return nil, false
 	}
 	z, ok := s.ownerOf(p.Group, p.Topic, p.Partition)
+	if g, known := s.groups.get([]byte(p.Group)); known && s.holder(g, p.Topic, p.Partition) != nil {
+		o, had := s.offset(p.Group, p.Topic, p.Partition)
+		return o, had && o.By != member
+	}
 	if !ok || z.Stat.EphemeralOwner == session {
 		return nil, false
 	}

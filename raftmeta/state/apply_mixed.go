@@ -106,7 +106,7 @@ func (s *State) mixes(g *Group) bool {
 // are taken.
 //
 // A consumer by ZooKeeper names no member. What it commits of a partition that a member by Kafka's protocol has is refused, or, by
-// the znodes' face (v0), silently not applied, since a refusal kills kafka-node. A member by Kafka's protocol was checked as such;
+// the znodes' face (v0), silently not applied once others have committed, since a refusal kills kafka-node. A member by Kafka's protocol was checked as such;
 // what a znode consumer owns is not its own to commit.
 func (s *State) mixedParts(g *Group, c *statepb.CommitOffsets) []*statepb.Result {
 	var parts []*statepb.Result
@@ -123,6 +123,9 @@ func (s *State) mixedParts(g *Group, c *statepb.CommitOffsets) []*statepb.Result
 		m := s.holder(g, it.Topic, it.Partition)
 		switch {
 		case c.From == statepb.OffsetOrigin_ORIGIN_ZNODE && m != nil:
+			if o, ok := s.offset(c.Group, it.Topic, it.Partition); !ok || o.By == c.By {
+				continue // nobody else has committed since it lost the partition
+			}
 			refuse(i, s.refuse(statepb.Code_OFFSET_STALE, "%s-%d belongs to member %s", it.Topic, it.Partition, m.ID))
 		case c.Member == "" && m != nil:
 			refuse(i, s.refuse(statepb.Code_UNKNOWN_MEMBER, "%s-%d belongs to member %s: only that one may commit it", it.Topic, it.Partition, m.ID))

@@ -1,0 +1,382 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+
+	"github.com/barnabas-mq/barnabas/integration/check"
+	"github.com/barnabas-mq/barnabas/integration/harness"
+	"github.com/barnabas-mq/barnabas/integration/member"
+	"github.com/barnabas-mq/barnabas/internal/testtool"
+)
+
+// mixedPartitions is how many partitions the topic of a mixed group has.
+const mixedPartitions = 12
+
+// mixedGroup is a group with members of several kinds, under load.
+type mixedGroup struct {
+	t        *testing.T
+	to       target
+	id       string
+	conn     *zk.Conn
+	admin    *kadm.Client
+	history  check.History
+	producer *harness.Producer
+	old      *groupMember            // one process with all consumers by ZooKeeper
+	olds     map[string]bool         // those that are in
+	all      map[string]*groupMember // by name, gone ones included
+	live     map[string]*groupMember // by Kafka's protocols
+
+	mu      sync.Mutex
+	files   []string
+	grew    time.Time
+	longest time.Duration // in which nobody received anything
+	twice   []string      // two owners at one moment
+	stop    chan struct{}
+	watched sync.WaitGroup
+}
+
+func newMixedGroup(t *testing.T, id string) *mixedGroup {
+	to := newTarget(t)
+	g := &mixedGroup{t: t, to: to, id: id, conn: dialZK(t, strings.Split(to.zookeeper, ",")...), admin: kadm.NewClient(harness.Client(t, to.brokers)),
+		olds: map[string]bool{}, all: map[string]*groupMember{}, live: map[string]*groupMember{}, stop: make(chan struct{})}
+	harness.CreateTopic(t, to.brokers, id, mixedPartitions, to.replicas, nil)
+	d := oldJVM("0.8.2.2", testtool.Kafka082)
+	d.idle = true
+	g.old = d.start(t, to, id, id, "old")
+	g.all["old"], g.files = g.old, append(g.files, g.old.file)
+	g.until("the old consumers' process is ready", func() error {
+		if _, others := g.old.received(t); len(others) == 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	return g
+}
+
+func (g *mixedGroup) until(what string, check func() error) {
+	g.t.Helper()
+	begun := time.Now()
+	testtool.Eventually(g.t, memberLimit, func() error {
+		for name, m := range g.live {
+			if !m.Alive() {
+				g.t.Fatalf("%s has ended:\n%s", name, m.Tail(30))
+			}
+		}
+		if err := check(); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		return nil
+	})
+	g.t.Logf("%s after %v", what, time.Since(begun).Round(100*time.Millisecond))
+}
+
+// load starts to produce, and to watch who receives and owns what.
+func (g *mixedGroup) load() {
+	g.producer = harness.Produce(g.t, g.to.brokers, g.id, &g.history, harness.ProducerOptions{Interval: 2 * time.Millisecond})
+	g.grew = time.Now()
+	for _, watch := range []func(){g.watchFiles, g.watchOwners} {
+		g.watched.Go(func() {
+			tick := time.NewTicker(100 * time.Millisecond)
+			defer tick.Stop()
+			for {
+				select {
+				case <-g.stop:
+					return
+				case <-tick.C:
+					watch()
+				}
+			}
+		})
+	}
+}
+
+func (g *mixedGroup) watchFiles() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := time.Now()
+	for _, f := range g.files {
+		if info, err := os.Stat(f); err == nil && info.ModTime().After(g.grew) {
+			g.grew = info.ModTime()
+		}
+	}
+	g.longest = max(g.longest, now.Sub(g.grew))
+}
+
+// held is what a kind of member owns at one moment: the owner and since when.
+func (g *mixedGroup) oldOwners() (map[int32]string, error) {
+	dir := "/consumers/" + g.id + "/owners/" + g.id
+	names, _, err := g.conn.Children(dir)
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, nil
+	}
+	owners := map[int32]string{}
+	for _, name := range names {
+		var p int32
+		if _, err := fmt.Sscan(name, &p); err != nil {
+			return nil, err
+		}
+		data, stat, err := g.conn.Get(dir + "/" + name)
+		if errors.Is(err, zk.ErrNoNode) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		owners[p] = fmt.Sprintf("%s since %d", data, stat.Czxid)
+	}
+	return owners, err
+}
+
+func (g *mixedGroup) newOwners() (map[int32]string, error) {
+	owners, err := modernOwners(g.admin, g.id, g.id, true)
+	if errors.Is(err, kerr.GroupIDNotFound) {
+		return nil, nil
+	}
+	return owners, err
+}
+
+// watchOwners finds a partition that an old consumer owned before and after a member by Kafka's protocols was seen to own it.
+func (g *mixedGroup) watchOwners() {
+	before, err := g.oldOwners()
+	if err != nil || len(before) == 0 {
+		return
+	}
+	others, err := g.newOwners()
+	if err != nil && !strings.Contains(err.Error(), "held by") {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err != nil {
+		g.twice = append(g.twice, err.Error())
+	}
+	after, err2 := g.oldOwners()
+	if err2 != nil {
+		return
+	}
+	for p, who := range before {
+		if other, ok := others[p]; ok && after[p] == who {
+			g.twice = append(g.twice, fmt.Sprintf("partition %d is owned by %s and by %s", p, who, other))
+		}
+	}
+}
+
+// whole says why not every partition has an owner, among so many consumers of both kinds.
+func (g *mixedGroup) whole(olds, news int) error {
+	a, err := g.oldOwners()
+	if err != nil {
+		return err
+	}
+	b, err := g.newOwners()
+	if err != nil {
+		return err
+	}
+	by := map[string][]int32{}
+	for p, who := range a {
+		who, _, _ = strings.Cut(who, " since ")
+		by[who] = append(by[who], p)
+	}
+	haveOld := len(by)
+	for p, who := range b {
+		by[who] = append(by[who], p)
+	}
+	if len(a)+len(b) != mixedPartitions || haveOld != olds || len(by)-haveOld != news {
+		return fmt.Errorf("%d partitions are owned by %d old consumers, %d by %d others; want %d and %d owners of %d: %v", len(a), haveOld, len(b), len(by)-haveOld,
+			olds, news, mixedPartitions, by)
+	}
+	return nil
+}
+
+func (g *mixedGroup) joinOld(names ...string) {
+	for _, name := range names {
+		if _, err := fmt.Fprintf(g.old.stdin, "join %s\n", name); err != nil {
+			g.t.Fatal(err)
+		}
+		g.olds[name] = true
+	}
+}
+
+func (g *mixedGroup) leaveOld(name string) {
+	if _, err := fmt.Fprintf(g.old.stdin, "leave %s\n", name); err != nil {
+		g.t.Fatal(err)
+	}
+	delete(g.olds, name)
+}
+
+func (g *mixedGroup) join(d dialect, names ...string) {
+	for _, name := range names {
+		m := d.start(g.t, g.to, g.id, g.id, name)
+		g.all[name], g.live[name] = m, m
+		g.mu.Lock()
+		g.files = append(g.files, m.file)
+		g.mu.Unlock()
+	}
+}
+
+// leave has a member leave cleanly.
+func (g *mixedGroup) leave(name string) {
+	m := g.live[name]
+	delete(g.live, name)
+	if err := m.stdin.Close(); err != nil {
+		g.t.Fatal(err)
+	}
+	if err := m.WaitFor(memberLimit); err != nil {
+		g.t.Errorf("%s ended with %v:\n%s", name, err, m.Tail(20))
+	}
+}
+
+func (g *mixedGroup) kill(name string) {
+	g.live[name].Kill()
+	delete(g.live, name)
+}
+
+// finish ends the load and checks that everything was received, and returns how many records were received again, by partition.
+func (g *mixedGroup) finish() map[int32]int {
+	for _, err := range g.producer.Stop(g.t) {
+		g.t.Error(err)
+	}
+	acks := g.history.Acks()
+	seen := map[spot]int{}
+	g.until("all received", func() error {
+		clear(seen)
+		for _, m := range g.all {
+			records, _ := m.received(g.t)
+			for _, r := range records {
+				seen[r]++
+			}
+		}
+		missing := 0
+		for _, a := range acks {
+			if seen[spot{a.Partition, a.Offset}] == 0 {
+				missing++
+			}
+		}
+		if missing > 0 {
+			return fmt.Errorf("%d of %d records were received by nobody", missing, len(acks))
+		}
+		return nil
+	})
+	close(g.stop)
+	g.watched.Wait()
+	again := map[int32]int{}
+	for s, n := range seen {
+		if n > 1 {
+			again[s.partition] += n - 1
+		}
+	}
+	if len(g.twice) > 0 {
+		g.t.Errorf("two owners: %s", strings.Join(g.twice[:min(len(g.twice), 5)], "; "))
+	}
+	g.t.Logf("%d records; received again, by partition: %v; the longest stop of the whole group: %v", len(acks), again, g.longest)
+	if g.longest > 5*time.Second && long() || g.longest > time.Minute {
+		g.t.Errorf("the group stood still for %v", g.longest)
+	}
+	return again
+}
+
+func careful(balancer string) dialect {
+	return goMember("franz-go "+balancer, "franz", false, func(o *member.Options) { o.Balancer, o.Careful = balancer, true })
+}
+
+// explained returns the group's history as the coordinator tells it.
+func (g *mixedGroup) explained() string {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, harness.Binary(g.t, false), "group", "explain", g.id, "-a", g.to.cluster.Nodes[0].Admin).CombinedOutput()
+	if err != nil {
+		g.t.Errorf("group explain: %v", err)
+	}
+	return string(out)
+}
+
+// Three consumers of 0.8.2.2, two by JoinGroup and two Java ones of 4.4 by ConsumerGroupHeartbeat are one group, and any of them may
+// come and go: everything is received, by one owner at a time.
+func TestMembersOfAllKinds(t *testing.T) {
+	g := newMixedGroup(t, "mixed")
+	g.joinOld("a", "b", "c")
+	g.until("three old consumers", func() error { return g.whole(3, 0) })
+	g.load()
+	g.join(careful("range"), "f1", "f2")
+	g.until("with two classic members", func() error { return g.whole(3, 2) })
+	g.join(java44("consumer"), "j1", "j2")
+	g.until("with two consumer members", func() error { return g.whole(3, 4) })
+	g.producer.AwaitAcks(t, 500)
+	g.leaveOld("b")
+	g.until("without one old consumer", func() error { return g.whole(2, 4) })
+	g.leave("f1")
+	g.until("without one classic member", func() error { return g.whole(2, 3) })
+	g.joinOld("d")
+	g.until("with another old consumer", func() error { return g.whole(3, 3) })
+	clean := g.received()
+	g.kill("f2")
+	g.producer.AwaitAcks(t, 500)
+	g.leaveOld("a")
+	g.leaveOld("c")
+	g.leaveOld("d")
+	g.until("two new ones alone", func() error { return g.whole(0, 2) })
+	g.finish()
+	if clean > 0 {
+		t.Errorf("%d records were received again although nobody had crashed", clean)
+	}
+	t.Log(g.explained())
+}
+
+// received counts the records that were received more than once so far.
+func (g *mixedGroup) received() (again int) {
+	seen := map[spot]int{}
+	for _, m := range g.all {
+		records, _ := m.received(g.t)
+		for _, r := range records {
+			if seen[r]++; seen[r] > 1 {
+				again++
+			}
+		}
+	}
+	return again
+}
+
+// Six consumers by ZooKeeper are replaced one by one by six by Kafka's protocols, and those by the old ones again, under load: nothing is
+// lost, nothing is received again, nobody owns what another one does.
+func TestRollingMoveThereAndBack(t *testing.T) {
+	g := newMixedGroup(t, "moved")
+	olds := []string{"a", "b", "c", "d", "e", "f"}
+	g.joinOld(olds...)
+	g.until("six old consumers", func() error { return g.whole(6, 0) })
+	g.load()
+	for i, old := range olds {
+		d := careful("cooperative")
+		if i%2 == 1 {
+			d = careful("consumer")
+		}
+		g.join(d, "n"+old)
+		g.until(fmt.Sprintf("%d new ones", i+1), func() error { return g.whole(6-i, i+1) })
+		g.leaveOld(old)
+		g.until(fmt.Sprintf("%d old ones", 5-i), func() error { return g.whole(5-i, i+1) })
+	}
+	g.producer.AwaitAcks(t, 500)
+	for i, old := range olds {
+		g.joinOld(old + "2")
+		g.until(fmt.Sprintf("%d old ones again", i+1), func() error { return g.whole(i+1, 6-i) })
+		g.leave("n" + old)
+		g.until(fmt.Sprintf("%d new ones left", 5-i), func() error { return g.whole(i+1, 5-i) })
+	}
+	again := g.finish()
+	if n := slices.Sorted(maps.Keys(again)); len(n) > 0 {
+		t.Errorf("records were received again although nobody had crashed: %v", again)
+	}
+	t.Log(g.explained())
+}
