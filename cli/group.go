@@ -17,7 +17,7 @@ import (
 
 func (a *app) groupCommand() *cobra.Command {
 	return group("group", "List, describe, explain, reset and delete groups of consumers",
-		a.groupList(), a.groupDescribe(), a.groupExplain(), a.groupReset(), a.groupDelete())
+		a.groupList(), a.groupDescribe(), a.groupExplain(), a.groupReset(), a.groupMove(), a.groupDelete())
 }
 
 // groupView is a group as list and describe show it.
@@ -33,6 +33,7 @@ type groupView struct {
 
 type memberView struct {
 	ID         string `json:"id"`
+	Kind       string `json:"kind"` // zookeeper, classic or consumer
 	Instance   string `json:"instance,omitempty"`
 	Client     string `json:"client"`
 	Host       string `json:"host"`
@@ -48,21 +49,46 @@ type offsetView struct {
 	Member    string `json:"member,omitempty"`
 }
 
-// kind is a group's kind for people.
-func kind(protocolType, protocol string) string {
+// Kinds of members, and of groups whose members are all of one kind.
+const (
+	kindZooKeeper = "zookeeper" // by znodes
+	kindClassic   = "classic"   // by JoinGroup
+	kindConsumer  = "consumer"  // by ConsumerGroupHeartbeat (KIP-848)
+	kindMixed     = "mixed"
+)
+
+// groupType is a group's kind for people. consumer says that the coordinator assigns.
+func groupType(members []memberView, protocolType string, consumer bool) string {
+	kind := ""
+	for _, m := range members {
+		if kind != "" && kind != m.Kind {
+			return kindMixed
+		}
+		kind = m.Kind
+	}
 	switch {
-	case protocol == "zookeeper":
-		return "zookeeper"
+	case kind != "" && kind != kindClassic:
+		return kind
+	case consumer:
+		return kindConsumer
 	case protocolType == "":
 		return "offsets only"
+	case protocolType != "consumer":
+		return protocolType // connect, sr, ...
 	}
-	return protocolType
+	return kindClassic
 }
 
-func groupViewOf(g kadm.DescribedGroupLag) groupView {
-	v := groupView{Name: g.Group, State: g.State, Type: kind(g.ProtocolType, g.Protocol), Strategy: g.Protocol, Members: []memberView{}}
+// groupViewOf shows a group; by848 are the kinds of its members if it is one of KIP-848, else nil.
+func groupViewOf(g kadm.DescribedGroupLag, by848 map[string]string) groupView {
+	v := groupView{Name: g.Group, State: g.State, Strategy: g.Protocol, Members: []memberView{}}
 	for _, m := range g.Members {
-		mv := memberView{ID: m.MemberID, Client: m.ClientID, Host: m.ClientHost}
+		mv := memberView{ID: m.MemberID, Client: m.ClientID, Host: m.ClientHost, Kind: kindClassic}
+		if m.ClientHost == kindZooKeeper {
+			mv.Kind = kindZooKeeper
+		} else if k := by848[m.MemberID]; k != "" {
+			mv.Kind = k
+		}
 		if m.InstanceID != nil {
 			mv.Instance = *m.InstanceID
 		}
@@ -76,6 +102,7 @@ func groupViewOf(g kadm.DescribedGroupLag) groupView {
 		}
 		v.Members = append(v.Members, mv)
 	}
+	v.Type = groupType(v.Members, g.ProtocolType, by848 != nil)
 	for _, l := range g.Lag.Sorted() {
 		o := offsetView{Topic: l.Topic, Partition: l.Partition, End: l.End.Offset}
 		if l.Commit.At >= 0 {
@@ -108,6 +135,7 @@ func lags(ctx context.Context, adm *kadm.Client, names ...string) ([]groupView, 
 	if err != nil {
 		return nil, fmt.Errorf("describe groups: %w", err)
 	}
+	by848 := kinds848(ctx, adm, names)
 	var views []groupView
 	for _, g := range got.Sorted() {
 		if g.State == "Dead" {
@@ -116,9 +144,33 @@ func lags(ctx context.Context, adm *kadm.Client, names ...string) ([]groupView, 
 		if err := g.Error(); err != nil {
 			return nil, fmt.Errorf("describe groups: %s: %w", g.Group, err)
 		}
-		views = append(views, groupViewOf(g))
+		views = append(views, groupViewOf(g, by848[g.Group]))
 	}
 	return views, nil
+}
+
+// kinds848 tells the kinds of the members of those groups that are of KIP-848, the empty ones too. Brokers that do not know such
+// groups have none.
+func kinds848(ctx context.Context, adm *kadm.Client, names []string) map[string]map[string]string {
+	out := map[string]map[string]string{}
+	described, err := adm.DescribeConsumerGroups(ctx, names...)
+	if err != nil && len(described) == 0 {
+		return out
+	}
+	for _, g := range described {
+		if g.Err != nil { // not of that kind
+			continue
+		}
+		kinds := map[string]string{}
+		for _, m := range g.Members {
+			kinds[m.MemberID] = kindConsumer
+			if m.MemberType == 0 {
+				kinds[m.MemberID] = kindClassic
+			}
+		}
+		out[g.Group] = kinds
+	}
+	return out
 }
 
 func (a *app) groupList() *cobra.Command {
@@ -184,9 +236,9 @@ func (a *app) printGroup(v groupView) error {
 	}
 	fmt.Fprintf(a.Out, ", %d members, lag %d\n", len(v.Members), v.Lag)
 	if len(v.Members) > 0 {
-		rows := [][]string{{"MEMBER", "CLIENT", "HOST", "PARTITIONS"}}
+		rows := [][]string{{"MEMBER", "KIND", "CLIENT", "HOST", "PARTITIONS"}}
 		for _, m := range v.Members {
-			rows = append(rows, []string{m.ID, m.Client, m.Host, m.Partitions})
+			rows = append(rows, []string{m.ID, m.Kind, m.Client, m.Host, m.Partitions})
 		}
 		if err := a.table(rows); err != nil {
 			return err

@@ -56,11 +56,20 @@ func TestGroups(t *testing.T) {
 			t.Fatal(ctx.Err())
 		}
 	}
-	if got := ok(t, "", "group", "describe", "g", "-b", addr); !strings.Contains(got, "g: consumer, Stable") || !strings.Contains(got, "t(0,1)") {
+	if got := ok(t, "", "group", "describe", "g", "-b", addr); !strings.Contains(got, "g: classic, Stable") || !strings.Contains(got, "t(0,1)") {
 		t.Errorf("%q", got)
 	}
 	if r := run(t, "", "group", "reset-offsets", "g", "-t", "t", "--to", "0", "-b", addr); r.failure == nil || !strings.Contains(r.failure.Error(), "stop them first") {
 		t.Errorf("%+v", r)
+	}
+	if got := ok(t, "", "group", "move", "g", "--to", "new", "-b", addr); !strings.Contains(got, "group g: moved\n") {
+		t.Errorf("%q", got)
+	}
+	if r := run(t, "", "group", "move", "g", "--to", "zookeeper", "--wait", "0s", "-b", addr); r.failure == nil || !strings.Contains(r.failure.Error(), "1 old members to stop; a new member to start") {
+		t.Errorf("%+v", r)
+	}
+	if got := ok(t, "", "group", "move", "g", "--to", "zookeeper", "--check", "-o", "json", "-b", addr); !strings.Contains(got, `"done": false`) {
+		t.Errorf("%q", got)
 	}
 	cl.LeaveGroup()
 	cl.Close()
@@ -84,5 +93,42 @@ func TestGroupExplain(t *testing.T) {
 	got := ok(t, "", "group", "explain", "my group", "-a", strings.TrimPrefix(srv.URL, "http://"))
 	if !strings.Contains(got, "generation 2  leave: member a left\n    members 2 -> 1, waited 1.5s, last for b\n") {
 		t.Errorf("%q", got)
+	}
+}
+
+func TestMoveOfAGroup(t *testing.T) {
+	at := func(n int64) *int64 { return &n }
+	old := groupView{State: "Stable", Members: []memberView{{ID: "z", Kind: kindZooKeeper}}, Offsets: []offsetView{
+		{Topic: "t", Partition: 0, Committed: at(5), Member: "z"}, {Topic: "t", Partition: 1, Committed: at(7), Member: "z"}}}
+	if got := moveMissing(old, "new"); strings.Join(got, "; ") != "1 old members to stop; a new member to start" {
+		t.Errorf("%q", got)
+	}
+	if got := moveMissing(old, "zookeeper"); len(got) != 0 {
+		t.Errorf("%q", got)
+	}
+	mixed := groupView{State: "Stable", Members: []memberView{{ID: "z", Kind: kindZooKeeper}, {ID: "c", Kind: kindConsumer}}, Offsets: []offsetView{
+		{Topic: "t", Partition: 0, Committed: at(9), Member: "z"}, {Topic: "t", Partition: 1, Committed: at(6)}}}
+	if got := moveMissing(mixed, "new"); strings.Join(got, "; ") != "1 old members to stop; an owner of 1 partitions" {
+		t.Errorf("%q", got)
+	}
+	if got := moveLine(mixed); got != "Stable, 1 consumer and 1 zookeeper, 1 of 2 partitions owned" {
+		t.Errorf("%q", got)
+	}
+	if got := groupType(mixed.Members, "consumer", true); got != kindMixed {
+		t.Errorf("%q", got)
+	}
+	if got := wentBack(compareMoves(old, mixed)); strings.Join(got, ",") != "t-1" {
+		t.Errorf("%q", got)
+	}
+	for _, c := range []struct {
+		members  []memberView
+		protocol string
+		consumer bool
+		want     string
+	}{{nil, "", false, "offsets only"}, {nil, "consumer", false, "classic"}, {nil, "consumer", true, "consumer"}, {nil, "connect", false, "connect"},
+		{[]memberView{{Kind: kindClassic}}, "consumer", true, "consumer"}, {[]memberView{{Kind: kindZooKeeper}}, "consumer", false, "zookeeper"}} {
+		if got := groupType(c.members, c.protocol, c.consumer); got != c.want {
+			t.Errorf("%+v: %q", c, got)
+		}
 	}
 }

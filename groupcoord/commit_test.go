@@ -27,7 +27,9 @@ func untilTaken(t *testing.T, c *Client, cmd *pb.CommitOffsets) (res *pb.Result,
 // client has committed a later offset since.
 func TestCommitIsNotRepeated(t *testing.T) {
 	w := newWorld(t, func() core.Mind { return core.NewCoordinator(core.Config{}) })
-	client := func(local *Driver) *Client { return NewClient(ClientConfig{Caller: w, Leaders: w, Views: w, Local: local}) }
+	client := func(local *Driver) *Client {
+		return NewClient(ClientConfig{Caller: w, Leaders: w, Views: w, Local: local})
+	}
 	at := func() int64 {
 		o, ok := w.View().Offset("h", "t", 0)
 		if !ok {

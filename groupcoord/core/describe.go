@@ -81,6 +81,11 @@ func (c *Coordinator) describeMembers(out *kmsg.DescribeGroupsResponseGroup, sta
 // describeLegacy shows znode consumers as members, with the partitions whose owner znodes they hold.
 func (c *Coordinator) describeLegacy(out *kmsg.DescribeGroupsResponseGroup) {
 	out.ProtocolType, out.Protocol = "consumer", "zookeeper"
+	c.legacyMembers(out)
+}
+
+// legacyMembers adds the znode consumers of a group.
+func (c *Coordinator) legacyMembers(out *kmsg.DescribeGroupsResponseGroup) {
 	owned := map[string]map[string][]int32{} // by member and topic
 	c.v.ZnodeChildren("/consumers/"+out.Group+"/owners", func(topic string, _ *state.Znode) bool {
 		c.v.Owners(out.Group, topic, func(name string, z *state.Znode) bool {
@@ -136,6 +141,7 @@ func (c *Coordinator) describeAsClassic(out *kmsg.DescribeGroupsResponseGroup) {
 		o.ProtocolMetadata, o.MemberAssignment = meta.AppendTo(nil), c.assignment(m, m.Consumer.Assigned)
 		out.Members = append(out.Members, o)
 	}
+	c.legacyMembers(out) // of a mixed group
 }
 
 type kind int
