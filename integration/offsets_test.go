@@ -213,6 +213,7 @@ func TestOffsetsTopic(t *testing.T) {
 		t.Error("a client could write it")
 	}
 
+	sameLag(t, cluster, adm, "simple")
 	t.Run("formatters", func(t *testing.T) { formatters(t, cluster) })
 
 	victim := cluster.Node(harness.Controller(t, cluster.Brokers()))
@@ -266,6 +267,41 @@ func TestOffsetsTopicForOldReaders(t *testing.T) {
 	commitAt(t, admin(t, cluster.Brokers()), "simple", "orders", map[int32]int64{0: 10}, "from the ledger")
 	shows(t, cluster, testtool.Kafka111, "kafka.tools.ConsoleConsumer", "kafka.coordinator.group.GroupMetadataManager$OffsetsMessageFormatter",
 		[]string{"[simple,orders,0]::[OffsetMetadata[10,from the ledger],CommitTime "})
+}
+
+// sameLag compares the lag that a tool computes from ListOffsets and OffsetFetch with the nodes' metrics, each partition's from its
+// leader alone.
+func sameLag(t *testing.T, cluster *harness.Cluster, adm *kadm.Client, group string) {
+	t.Helper()
+	within(t, func(ctx context.Context) error {
+		lags, err := adm.Lag(ctx, group)
+		if err != nil {
+			return err
+		}
+		want := map[string]string{}
+		for _, l := range lags[group].Lag.Sorted() {
+			if l.Commit.At >= 0 {
+				want[fmt.Sprint(l.Partition)] = fmt.Sprint(l.Lag)
+			}
+		}
+		got := map[string]string{}
+		for _, n := range cluster.Nodes {
+			for _, line := range scrape(t, n.Admin, "kafka_consumergroup_lag") {
+				m := regexp.MustCompile(`consumergroup="([^"]*)",partition="([^"]*)",topic="orders"} (.*)`).FindStringSubmatch(line)
+				if m == nil || m[1] != group {
+					continue
+				}
+				if _, twice := got[m[2]]; twice {
+					return fmt.Errorf("partition %s is shown twice", m[2])
+				}
+				got[m[2]] = m[3]
+			}
+		}
+		if !maps.Equal(got, want) {
+			return fmt.Errorf("metrics say %v, a tool %v", got, want)
+		}
+		return nil
+	})
 }
 
 // scrape returns the samples of a metric on a node's admin port.
