@@ -1,0 +1,94 @@
+package broker
+
+import (
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+// Gates of a group's ZooKeeper consumers are the group's configuration, before it has members too.
+func TestGroupConfigs(t *testing.T) {
+	f := start(t, nil)
+	c := f.dial(t)
+	set := func(op kmsg.IncrementalAlterConfigOp, value string) int16 {
+		req := kmsg.NewPtrIncrementalAlterConfigsRequest()
+		r := kmsg.NewIncrementalAlterConfigsRequestResource()
+		r.ResourceType, r.ResourceName = kmsg.ConfigResourceTypeGroupConfig, "g"
+		r.Configs = []kmsg.IncrementalAlterConfigsRequestResourceConfig{{Name: state.GatesOff, Op: op, Value: &value}}
+		req.Resources = []kmsg.IncrementalAlterConfigsRequestResource{r}
+		return ask[*kmsg.IncrementalAlterConfigsResponse](c, req).Resources[0].ErrorCode
+	}
+	if code := set(kmsg.IncrementalAlterConfigOpSet, "claim,fence"); code != 0 {
+		t.Fatal(code)
+	}
+	if code := set(kmsg.IncrementalAlterConfigOpSubtract, "fence"); code != 0 {
+		t.Fatal(code)
+	}
+	if code := set(kmsg.IncrementalAlterConfigOpSet, "door"); code != kerr.InvalidConfig.Code {
+		t.Fatal(code)
+	}
+	v := f.meta.View()
+	if v.GateOn("g", state.GateClaim) || !v.GateOn("g", state.GateFence) || !v.GateOn("other", state.GateClaim) {
+		t.Error("the gates are not as they were set")
+	}
+	req := kmsg.NewPtrDescribeConfigsRequest()
+	req.Version = 4
+	r := kmsg.NewDescribeConfigsRequestResource()
+	r.ResourceType, r.ResourceName = kmsg.ConfigResourceTypeGroupConfig, "g"
+	req.Resources = []kmsg.DescribeConfigsRequestResource{r}
+	got := ask[*kmsg.DescribeConfigsResponse](c, req).Resources[0]
+	if got.ErrorCode != 0 || len(got.Configs) != 1 || *got.Configs[0].Value != "claim" || got.Configs[0].Source != kmsg.ConfigSourceGroupConfig {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A connection that is cut off from a partition gets nothing more of it, and other partitions and connections are served.
+func TestFencedFetch(t *testing.T) {
+	f := startReal(t, nil)
+	f.meta.must(t, &statepb.Command{Body: &statepb.Command_CreateTopic{CreateTopic: &statepb.CreateTopic{
+		Name: "t", TopicId: []byte("0123456789abcdef"), Assignments: []*statepb.Assignment{{Replicas: []int32{1}}, {Replicas: []int32{1}}},
+	}}})
+	c, other := f.dial(t), f.dial(t)
+	for p := range int32(2) {
+		if got := produced1(c, produceOne(3, 1, "t", p, batch(t, "x"))); got.ErrorCode != 0 {
+			t.Fatal(got)
+		}
+	}
+	read := func(c *client) (lengths []int) {
+		req := fetchOne(3, "t", 0, 100, 1)
+		one := req.Topics[0].Partitions[0]
+		one.Partition = 1
+		req.Topics[0].Partitions = append(req.Topics[0].Partitions, one)
+		for _, p := range ask[*kmsg.FetchResponse](c, req).Topics[0].Partitions {
+			if p.ErrorCode != 0 {
+				t.Fatal(p)
+			}
+			lengths = append(lengths, len(p.RecordBatches))
+		}
+		return lengths
+	}
+	if n := read(c); n[0] == 0 || n[1] == 0 {
+		t.Fatal(n)
+	}
+	b, _ := f.meta.View().Broker(1)
+	cut := &statepb.FenceFetches{Group: "g", Member: "m", Fetches: []*statepb.FencedFetch{{Broker: 1, Epoch: uint64(b.Epoch), Conn: 1, Topic: "t", Partition: 0}}}
+	f.meta.must(t, &statepb.Command{Body: &statepb.Command_FenceFetches{FenceFetches: cut}})
+	if n := read(c); n[0] != 0 || n[1] == 0 {
+		t.Error("the cut off connection was served", n)
+	}
+	if n := read(other); n[0] == 0 || n[1] == 0 {
+		t.Error("another connection was not served", n)
+	}
+	if n := ask[*kmsg.FetchResponse](c, fetchOne(3, "t", 0, 100, 1)).Topics[0].Partitions[0]; n.ErrorCode != 0 || len(n.RecordBatches) != 0 {
+		t.Error(n)
+	}
+	cut.Lift = true
+	f.meta.must(t, &statepb.Command{Body: &statepb.Command_FenceFetches{FenceFetches: cut}})
+	if n := read(c); n[0] == 0 || n[1] == 0 {
+		t.Error("it is not served again", n)
+	}
+}
