@@ -91,7 +91,9 @@ func (s *Server) fetchGroup(v *state.View, version, proof int16, g *kmsg.OffsetF
 	if row, ok := v.Group(g.Group); whole == 0 && ok && version >= 9 {
 		whole = refuseMember(row, g.MemberID, g.MemberEpoch)
 	}
-	out.ErrorCode = whole
+	if out.ErrorCode = whole; whole != 0 && version >= 8 {
+		return out
+	}
 	if g.Topics == nil {
 		if whole == 0 {
 			out.Topics = allOffsets(v, g.Group)

@@ -26,7 +26,7 @@ func (m *fakeMeta) Ask(ctx context.Context, clientID, host string, req kmsg.Requ
 	g := &m.groups
 	g.mu.Lock()
 	if g.mind == nil {
-		g.mind, g.open = core.NewCoordinator(core.Config{InitialDelay: -1}), map[core.RequestID]chan kmsg.Response{}
+		g.mind, g.open = core.NewCoordinator(core.Config{InitialDelay: -1, Settle: -1}), map[core.RequestID]chan kmsg.Response{}
 	}
 	g.last++
 	id, answer := g.last, make(chan kmsg.Response, 1)

@@ -416,7 +416,7 @@ func (c *Coordinator) planConsumers(g *group) {
 		return
 	}
 	row := &d.row
-	row.Generation = max(g.highest, row.Generation) + 1
+	row.Generation = max(g.highest, row.Generation, 1) + 1 // a new group's first is 2, as at Kafka
 	row.ProtocolType, row.Consumer = "consumer", true
 	row.Protocol = preferredAssignor(row.Members)
 	partitions, seats := c.seats(g)

@@ -466,7 +466,7 @@ func (c *Coordinator) describeConsumer(m *state.Member) kmsg.ConsumerGroupDescri
 		slices.SortFunc(out, func(a, b kmsg.AssignmentTopicPartition) int { return strings.Compare(a.Topic, b.Topic) })
 		return out
 	}
-	o.Assignment.TopicPartitions, o.TargetAssignment.TopicPartitions = list(m.Consumer.Assigned), list(m.Consumer.Target)
+	o.Assignment.TopicPartitions, o.TargetAssignment.TopicPartitions = list(parts(slices.Concat(m.Consumer.Assigned, m.Consumer.Revoking)).sorted()), list(m.Consumer.Target)
 	return o
 }
 
