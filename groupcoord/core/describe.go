@@ -169,7 +169,7 @@ func (c *Coordinator) kind(name string) (kind, string) {
 	case len(row.Members) > 0:
 		return kindClassic, (&group{row: row}).state()
 	case legacy(c.v, name):
-		return kindLegacy, "Stable"
+		return kindLegacy, c.legacyState(name)
 	case row.Consumer:
 		return kindConsumer, "Empty"
 	case row.Classic():

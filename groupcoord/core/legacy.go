@@ -443,3 +443,16 @@ func (c *Coordinator) who(memberID string, reg state.Registration, session int64
 	}
 	return fmt.Sprintf("%s (%s at %s)", memberID, reg.Dialect, s.Host)
 }
+
+// legacyState is the state of a group of znode consumers in Kafka's words.
+func (c *Coordinator) legacyState(name string) string {
+	g := c.legacy.groups[name]
+	switch {
+	case g == nil:
+	case g.since != never && (g.row == nil || g.row.Complete):
+		return "PreparingRebalance" // a generation is about to be published
+	case g.row != nil && g.row.Number > 0 && !g.row.Complete && !g.row.Withdrawn:
+		return "CompletingRebalance" // it is being claimed
+	}
+	return "Stable"
+}
