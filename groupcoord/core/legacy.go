@@ -98,6 +98,9 @@ type legacyGroup struct {
 
 	number    int32                          // generation that missing is of
 	began     time.Duration                  // when it was published, or seen first in this term
+	digest    string                         // of what it shows, as wanted.digest
+	shown     []state.Registration           // of its members, but the pool
+	read      map[string]bool                // topics that they read, as far as asked
 	missing   map[id.TopicPartition]struct{} // not claimed in it
 	claimedBy string                         // who claimed last
 	claimedAt time.Duration                  // when; began before the first

@@ -65,9 +65,8 @@ func (c *Coordinator) look(g *legacyGroup) {
 	g.stale = false
 	before := g.want.digest
 	c.desire(g)
-	published := c.shownDigest(g)
 	switch {
-	case g.want.digest == published:
+	case g.want.digest == g.digest:
 		g.since, g.why, g.deaths = never, nil, false
 	case g.since == never:
 		g.since, g.last = c.now, c.now
@@ -413,8 +412,14 @@ func (c *Coordinator) beginGeneration(g *legacyGroup, row *state.Legacy) {
 	g.missing, g.gone, g.began, g.claimedAt = nil, false, c.now, c.now
 	clear(g.failed)
 	clear(g.budget)
+	g.digest, g.shown, g.read = c.shownDigest(g), nil, map[string]bool{}
 	if g.number == 0 || row.Withdrawn {
 		return
+	}
+	for _, m := range row.Members {
+		if reg, ok := state.ParseRegistration(m.Node.Data); ok && !m.Pool {
+			g.shown = append(g.shown, reg)
+		}
 	}
 	g.missing = map[id.TopicPartition]struct{}{}
 	for _, t := range row.Topics {
@@ -445,19 +450,17 @@ func (c *Coordinator) began(g *legacyGroup) {
 
 // isRead reports whether a shown member of the generation reads a topic.
 func (c *Coordinator) isRead(g *legacyGroup, topic string) bool {
-	for _, m := range g.row.Members {
-		reg, ok := state.ParseRegistration(m.Node.Data)
-		switch {
-		case !ok || m.Pool:
-		case reg.Pattern != "static":
-			if g.selects(reg, topic) {
-				return true
+	read, known := g.read[topic]
+	if !known {
+		read = slices.ContainsFunc(g.shown, func(reg state.Registration) bool {
+			if reg.Pattern != "static" {
+				return g.selects(reg, topic)
 			}
-		case slices.ContainsFunc(reg.Topics, func(t state.Subscription) bool { return t.Topic == topic && t.Threads > 0 }):
-			return true
-		}
+			return slices.ContainsFunc(reg.Topics, func(t state.Subscription) bool { return t.Topic == topic && t.Threads > 0 })
+		})
+		g.read[topic] = read
 	}
-	return false
+	return read
 }
 
 // isClaimed reports whether a partition has the owner that the generation gives it. All but pykafka release everything and

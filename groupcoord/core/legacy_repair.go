@@ -3,6 +3,7 @@ package core
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -212,7 +213,8 @@ func (c *Coordinator) turnGhosts(g *legacyGroup) {
 	if len(g.failed) == 0 || g.row == nil || !g.row.Complete {
 		return
 	}
-	for s, f := range g.failed {
+	for _, s := range slices.Sorted(maps.Keys(g.failed)) {
+		f := g.failed[s]
 		ses, alive := c.v.Session(s)
 		switch {
 		case !alive || len(g.missing) == 0 || !c.v.GateOn(g.name, state.GateGhost), c.ownsAny(s, g.name):
