@@ -37,6 +37,8 @@ type healStore struct {
 	inner  raft.LogStore // raft.LogCache over raft-wal: deletions must pass the cache
 	step   func(string)  // test hook at every step, nil otherwise
 	reopen func()        // called at most once per heal, from raft's main goroutine; must not block
+	// ahead is told, if set, of entries that are about to be written, and of the entry before them; it must not block.
+	ahead func(logs []*raft.Log, prevIndex, prevTerm uint64)
 
 	mu   sync.Mutex
 	snap snapRef // newest final snapshot
@@ -176,6 +178,13 @@ func (h *healStore) StoreLogs(logs []*raft.Log) error {
 		h.at("gap-delete")
 		if err := h.inner.DeleteRange(first, last); err != nil {
 			return fmt.Errorf("raftmeta: delete log %d..%d below snapshot %d: %w", first, last, s.index, err)
+		}
+	}
+	if h.ahead != nil {
+		if next == s.index+1 {
+			h.ahead(logs, s.index, s.term)
+		} else if prev := new(raft.Log); h.inner.GetLog(next-1, prev) == nil {
+			h.ahead(logs, prev.Index, prev.Term)
 		}
 	}
 	h.at("store")

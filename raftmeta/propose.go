@@ -290,15 +290,21 @@ func (n *Node) applyEntry(data []byte) func() (outcome, error) {
 }
 
 func (n *Node) pushCommit(o outcome) {
+	if f := n.followers(); f != nil {
+		n.pusher.push(target{o.index, o.term}, f)
+	}
+}
+
+// followers are the other servers of the newest configuration; nil when raft has ended.
+func (n *Node) followers() (others []raft.Server) {
 	conf := n.inst.Load().r.GetConfiguration()
 	if conf.Error() != nil {
-		return
+		return nil
 	}
-	var followers []raft.Server
 	for _, s := range conf.Configuration().Servers {
 		if s.ID != raft.ServerID(n.cfg.ID) {
-			followers = append(followers, s)
+			others = append(others, s)
 		}
 	}
-	n.pusher.push(target{o.index, o.term}, followers)
+	return others
 }
