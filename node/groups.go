@@ -2,9 +2,12 @@ package node
 
 import (
 	"net"
+	"time"
 
+	"github.com/barnabas-mq/barnabas/groupcoord"
 	"github.com/barnabas-mq/barnabas/groupcoord/core"
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 )
 
 // newMind is the group coordinator's of one term.
@@ -30,4 +33,21 @@ func (n *node) fetching(tp id.TopicPartition) []core.Fetcher {
 		out = append(out, f)
 	}
 	return out
+}
+
+// groupCounts is what the coordinator's terms on this node did, and what its ZooKeeper port did for groups.
+func (n *node) groupCounts() groupcoord.Counts {
+	c := n.groups.Counts()
+	add := func(g state.Gate, times int64, held time.Duration) {
+		if times > 0 {
+			was := c.Gates[string(g)]
+			c.Gates[string(g)] = groupcoord.GateCount{Times: was.Times + times, Held: was.Held + held}
+		}
+	}
+	for g, times := range n.zkState.GateCounts() {
+		add(g, times, 0)
+	}
+	st := n.zk.Stats()
+	add(state.GateLoad, st.Slowed, st.SlowedFor)
+	return c
 }

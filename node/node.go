@@ -133,7 +133,7 @@ func (n *node) assembleRooms() (err error) {
 	cfg, log := n.cfg, n.log
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		console.StateMetrics{View: n.raft.View, Self: n.selfID, Logs: n.marks, Counts: n.groups.Counts})
+		console.StateMetrics{View: n.raft.View, Self: n.selfID, Logs: n.marks, Counts: n.groupCounts})
 	n.metrics = newMetrics(registry)
 	n.parts, err = partition.New(partition.Config{
 		Dir: n.dir.partitions(), UnsyncedAcks: !cfg.Log.FlushOnAck, MaxMessageBytes: cfg.Log.MessageMaxBytes, MinISR: int(cfg.Topics.MinISR),

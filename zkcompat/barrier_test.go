@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 	"github.com/barnabas-mq/barnabas/zkcompat/jute"
 )
@@ -76,6 +77,9 @@ func TestHoldsOutliveTheCoordinator(t *testing.T) {
 	}
 	if m, _ := a.call(jute.OpDelete, &jute.PathVersion{Path: "/consumers/g/owners/t/1", Version: -1}); m.Err != jute.NoNode {
 		t.Fatal("a member deleted another's owner:", m)
+	}
+	if counts := n.b.GateCounts(); counts[state.GateDelete] != 1 {
+		t.Error(counts)
 	}
 	tool.must(jute.OpExists, &jute.PathWatch{Path: "/consumers/g/owners/t/1"})
 	a.must(jute.OpDelete, &jute.PathVersion{Path: "/consumers/g/owners/t/0", Version: -1})

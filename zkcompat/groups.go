@@ -7,6 +7,7 @@ import (
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+	"github.com/barnabas-mq/barnabas/zkcompat/ztree"
 )
 
 // AwaitRead is Backend's. A member's read of an offset waits until the owner of the partition from before the present generation has
@@ -28,4 +29,22 @@ func (b *StateBackend) AwaitRead(ctx context.Context, c Caller, path string) (id
 		return 0, fmt.Errorf("group coordinator: %w", err)
 	}
 	return id.Index(r.Index), nil
+}
+
+// count counts what was answered otherwise than by a plain ZooKeeper.
+func (b *StateBackend) count(plan ztree.Plan, r *statepb.Result) {
+	switch {
+	case r.Code == statepb.Code_OK && r.Text != "":
+		b.late.Add(1)
+	case r.Code == statepb.Code_NO_NODE && plan.Command.GetDeleteZnode() != nil:
+		if _, there := b.view.Load().Znode(plan.Command.GetDeleteZnode().Path); there {
+			b.guarded.Add(1)
+		}
+	}
+}
+
+// GateCounts tells how many offsets written by members that had lost the partition were answered and not applied, and how many
+// deletes of other members' owner nodes were answered as if there was none.
+func (b *StateBackend) GateCounts() map[state.Gate]int64 {
+	return map[state.Gate]int64{state.GateCommit: b.late.Load(), state.GateDelete: b.guarded.Load()}
 }

@@ -51,6 +51,8 @@ type StateBackend struct {
 
 	view atomic.Pointer[state.View] // the newest that subscribers were or are being told of
 
+	late, guarded atomic.Int64 // see GateCounts
+
 	mu       sync.Mutex // held while subscribers run: they see entries in order
 	subs     map[int]func(Update)
 	next     int
@@ -218,6 +220,7 @@ func (b *StateBackend) Write(ctx context.Context, c Caller, w Write) (Result, er
 				continue
 			}
 			b.audit(c, w, r)
+			b.count(plan, r)
 		}
 		return result(plan, r), nil
 	}
