@@ -236,3 +236,30 @@ func TestRefusedPipelineDoesNotBlock(t *testing.T) {
 		t.Error("the buffered pipeline blocks")
 	}
 }
+
+// A push passes entries that come after what it is about, and nothing else.
+func TestTurn(t *testing.T) {
+	ae := func(prev uint64, entries int) raft.RPC {
+		return raft.RPC{Command: &raft.AppendEntriesRequest{PrevLogEntry: prev, Entries: make([]*raft.Log, entries)}}
+	}
+	vote := raft.RPC{Command: &raft.RequestVoteRequest{}}
+	for name, c := range map[string]struct {
+		waiting []raft.RPC
+		want    int
+	}{
+		"nobody":                         {nil, -1},
+		"one":                            {[]raft.RPC{ae(7, 2)}, 0},
+		"a push of what is there":        {[]raft.RPC{ae(7, 2), ae(7, 0)}, 1},
+		"a push of what the entries are": {[]raft.RPC{ae(7, 2), ae(9, 0)}, 0},
+		"of what the first ones are":     {[]raft.RPC{ae(7, 1), ae(8, 1), ae(8, 0)}, 0},
+		"past two":                       {[]raft.RPC{ae(7, 1), ae(8, 1), ae(7, 0)}, 2},
+		"the second push":                {[]raft.RPC{ae(7, 1), ae(9, 0), ae(6, 0)}, 2},
+		"a heartbeat":                    {[]raft.RPC{ae(7, 1), ae(0, 0)}, 1},
+		"a vote keeps its place":         {[]raft.RPC{vote, ae(7, 0)}, 0},
+		"and is not passed":              {[]raft.RPC{ae(7, 1), vote, ae(7, 0)}, 0},
+	} {
+		if got := turn(c.waiting); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+}

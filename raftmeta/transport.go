@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"slices"
 	"sync"
@@ -205,44 +206,74 @@ func (p *port) Consumer() <-chan raft.RPC { return p.rpc }
 // SetHeartbeatHandler implements raft.Transport: heartbeats go through the main loop like every other request.
 func (p *port) SetHeartbeatHandler(func(raft.RPC)) {}
 
+// pump hands requests to raft's main goroutine, which takes one when it has synced what the one before brought. Of each connection
+// at most one waits, so their order among each other is nobody's but ours (turn).
 func (p *port) pump() {
 	defer p.wg.Done()
+	var waiting []raft.RPC
+	refuse := func(err error) {
+		for _, r := range waiting {
+			r.Respond(nil, err)
+		}
+		waiting = nil
+	}
+	held := p.held
 	for {
 		select {
+		case <-held:
+			refuse(errReopening)
+			held = nil
+		default:
+		}
+		var out chan raft.RPC
+		var next raft.RPC
+		at := turn(waiting)
+		if at >= 0 {
+			next, out = waiting[at], p.rpc
+		}
+		select {
 		case r := <-p.t.net.Consumer():
-			if q, ok := r.Command.(*raft.InstallSnapshotRequest); ok {
-				p.install(r, q)
-			} else {
-				p.deliver(r)
+			ok := true
+			if q, install := r.Command.(*raft.InstallSnapshotRequest); install {
+				r, ok = p.install(r, q)
 			}
+			if ok {
+				waiting = append(waiting, r)
+			}
+			if held == nil {
+				refuse(errReopening)
+			}
+		case out <- next:
+			waiting = slices.Delete(waiting, at, at+1)
+		case <-held:
 		case <-p.done:
+			refuse(errTransportEnded)
 			return
 		}
 	}
 }
 
-// deliver hands a request to raft; false when the request was answered with an error instead.
-func (p *port) deliver(r raft.RPC) bool {
-	select {
-	case <-p.held:
-		r.Respond(nil, errReopening)
-		return false
-	default:
+// turn says whose turn it is, -1 if nobody waits: the first's, but for a commit push (or heartbeat) about what comes before the entries
+// of those ahead of it. It costs nothing, and who waits for that commit need not wait for the sync of later entries.
+func turn(waiting []raft.RPC) int {
+	lowest := uint64(math.MaxUint64) // entry before those of the requests passed over
+	for i, r := range waiting {
+		q, ok := r.Command.(*raft.AppendEntriesRequest)
+		switch {
+		case !ok:
+			return 0
+		case len(q.Entries) > 0:
+			lowest = min(lowest, q.PrevLogEntry)
+		case q.PrevLogEntry <= lowest:
+			return i
+		}
 	}
-	select {
-	case p.rpc <- r:
-		return true
-	case <-p.held:
-		r.Respond(nil, errReopening)
-	case <-p.done:
-		r.Respond(nil, errTransportEnded)
-	}
-	return false
+	return min(len(waiting), 1) - 1
 }
 
 // install passes an InstallSnapshot on, unless this node has applied all of it: then it is not installed, since the state
 // would go back, and the leader is told what is true, that this node holds everything up to there.
-func (p *port) install(r raft.RPC, q *raft.InstallSnapshotRequest) {
+func (p *port) install(r raft.RPC, q *raft.InstallSnapshotRequest) (_ raft.RPC, pass bool) {
 	source, respond := r.Reader, r.RespChan
 	in, out := net.Pipe()
 	fed := make(chan struct{})
@@ -274,11 +305,11 @@ func (p *port) install(r raft.RPC, q *raft.InstallSnapshotRequest) {
 			RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(p.t.id), Addr: []byte(p.LocalAddr())},
 			Term:      term, Success: q.Term >= term,
 		}}
-		return
+		return r, false
 	}
 	p.t.installing.Store(q.LastLogIndex)
 	r.Reader, r.RespChan = &stallReader{c: out, limit: snapStallLimit}, answer
-	p.deliver(r)
+	return r, true
 }
 
 // stallReader gives up when its source makes no progress, so that a leader frozen in the middle of a snapshot does not
