@@ -26,7 +26,7 @@ type lazy struct {
 	group, id string
 	owners    string // the path of its owner znodes
 	pykafka   bool
-	published time.Time // when its registration was answered
+	published time.Time // of its registration, by the server's clock
 }
 
 // beLazy registers a lazy member and returns when its generation is published.
@@ -45,7 +45,13 @@ func beLazy(t *testing.T, to target, d dialect, group string) *lazy {
 	l.mkdir("/consumers/" + group + "/ids")
 	l.mkdir(l.owners)
 	l.create("/consumers/"+group+"/ids/"+l.id, registration, zk.FlagEphemeral)
-	l.published = time.Now()
+	testtool.Eventually(t, memberLimit, func() error {
+		_, stat, err := l.conn.Get("/consumers/" + group + "/ids/" + l.id)
+		if err == nil {
+			l.published = time.UnixMilli(stat.Ctime) // not when a busy machine got to hear of it
+		}
+		return err
+	})
 	return l
 }
 
