@@ -26,6 +26,10 @@ import (
 // mixedPartitions is how many partitions the topic of a mixed group has.
 const mixedPartitions = 12
 
+// mixedSession is the session timeout of a mixed group's members: only those that are killed are to lose their sessions, and nothing
+// is to be received twice because a machine was slow.
+const mixedSession = 20 * time.Second
+
 // mixedGroup is a group with members of several kinds, under load.
 type mixedGroup struct {
 	t        *testing.T
@@ -55,7 +59,7 @@ func newMixedGroup(t *testing.T, id string) *mixedGroup {
 		olds: map[string]bool{}, all: map[string]*groupMember{}, live: map[string]*groupMember{}, stop: make(chan struct{})}
 	harness.CreateTopic(t, to.brokers, id, mixedPartitions, to.replicas, nil)
 	d := oldJVM("0.8.2.2", testtool.Kafka082)
-	d.idle = true
+	d.idle, d.session = true, mixedSession
 	g.old = d.start(t, to, id, id, "old")
 	g.all["old"], g.files = g.old, append(g.files, g.old.file)
 	g.until("the old consumers' process is ready", func() error {
@@ -218,6 +222,7 @@ func (g *mixedGroup) leaveOld(name string) {
 }
 
 func (g *mixedGroup) join(d dialect, names ...string) {
+	d.session = mixedSession
 	for _, name := range names {
 		m := d.start(g.t, g.to, g.id, g.id, name)
 		g.all[name], g.live[name] = m, m
