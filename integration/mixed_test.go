@@ -146,9 +146,26 @@ func (g *mixedGroup) oldOwners() (map[int32]string, error) {
 }
 
 func (g *mixedGroup) newOwners() (map[int32]string, error) {
-	owners, err := modernOwners(g.admin, g.id, g.id, true)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	described, err := g.admin.DescribeConsumerGroups(ctx, g.id)
+	if err == nil {
+		err = described[g.id].Err
+	}
 	if errors.Is(err, kerr.GroupIDNotFound) {
 		return nil, nil
+	}
+	owners := map[int32]string{}
+	for _, m := range described[g.id].Members {
+		if m.ClientHost == "zookeeper" {
+			continue
+		}
+		for p := range m.Assignment[g.id] {
+			if was, twice := owners[p]; twice {
+				return nil, fmt.Errorf("partition %d is held by %s and by %s", p, was, m.MemberID)
+			}
+			owners[p] = m.MemberID
+		}
 	}
 	return owners, err
 }
@@ -168,8 +185,11 @@ func (g *mixedGroup) watchOwners() {
 	if err != nil {
 		g.twice = append(g.twice, err.Error())
 	}
-	after, err2 := g.oldOwners()
-	if err2 != nil {
+	if _, err := g.conn.Sync("/"); err != nil { // that node may be behind the coordinator
+		return
+	}
+	after, err := g.oldOwners()
+	if err != nil {
 		return
 	}
 	for p, who := range before {

@@ -485,11 +485,7 @@ func TestCommitsOverLostReplies(t *testing.T) {
 			t.Fatalf("fetched %d, acknowledged were up to %d before and sent up to %d", at, least, most)
 		}
 	}
-	rounds := 2
-	if long() {
-		rounds = 10
-	}
-	for round := range rounds {
+	for round := range 4 {
 		before := acked.Load()
 		within(t, func(context.Context) error { // some are acknowledged between the faults
 			if look(); acked.Load() < before+3 {

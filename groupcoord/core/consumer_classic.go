@@ -429,6 +429,7 @@ func (c *Coordinator) describeConsumers(r Request, req *kmsg.ConsumerGroupDescri
 			for _, m := range row.Members {
 				out.Members = append(out.Members, c.describeConsumer(m))
 			}
+			c.describeZooKeeper(&out)
 		}
 		if why != "" {
 			out.ErrorMessage = &why

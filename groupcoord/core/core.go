@@ -268,5 +268,6 @@ func (c *Coordinator) Expire(v *state.View, now time.Duration) []Action {
 	c.expire()
 	c.expireOffsets()
 	c.expireLegacy()
+	c.expireMixes()
 	return c.acts
 }

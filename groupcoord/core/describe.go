@@ -165,7 +165,11 @@ func (c *Coordinator) kind(name string) (kind, string) {
 	case !ok:
 		return kindNone, "Dead"
 	case row.Consumer && len(row.Members) > 0:
-		return kindConsumer, (&group{row: row}).state()
+		st := (&group{row: row}).state()
+		if st == "Stable" && legacy(c.v, name) && c.legacyState(name) != "Stable" {
+			st = "Reconciling"
+		}
+		return kindConsumer, st
 	case len(row.Members) > 0:
 		return kindClassic, (&group{row: row}).state()
 	case legacy(c.v, name):

@@ -99,6 +99,9 @@ func (c *Coordinator) turnClaims(g *legacyGroup) {
 			continue
 		}
 		g.wake(h.until)
+		if tells := h.since + waitedClaim; tells > c.now {
+			g.wake(tells)
+		}
 		h.waited = true
 		if h.check {
 			h.check = false

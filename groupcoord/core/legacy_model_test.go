@@ -58,6 +58,7 @@ type zkMember struct {
 	want    []id.TopicPartition
 	owned   []id.TopicPartition // as the client believes
 	threads map[id.TopicPartition]string
+	deals   strategy // JVM: partition.assignment.strategy
 	tries   int
 	until   time.Duration
 	asked   RequestID // newest; a new coordinator is asked under another number
@@ -410,6 +411,9 @@ func (m *zkMember) assignment() ([]id.TopicPartition, bool) {
 	ids, _, ok := v.Children("/consumers/g/ids", o, nil)
 	if !ok {
 		return nil, false
+	}
+	if m.deals != strategyRange {
+		return m.dealtOut(ids)
 	}
 	threads := map[string][]string{} // by topic
 	for _, memberID := range ids {

@@ -32,6 +32,8 @@ import (
 type mix struct {
 	of     mixKey
 	modern map[string]int
+	view   *state.View // that it was last found to hold in, at that time, unless a draft was being made
+	at     time.Duration
 
 	// why tells why members of other kinds cannot be in the group; "": they can.
 	why      string
@@ -97,14 +99,20 @@ func (c *Coordinator) hasLegacy(v *state.View, group string) bool {
 const waitedClaim = time.Second
 
 func (c *Coordinator) mixOf(group string) *mix {
-	modern := c.modernReaders(group)
-	m, key := c.plans.groups[group], c.mixKeyOf(group, modern)
-	if m != nil && m.of == key {
+	m, g := c.plans.groups[group], c.groups[group]
+	settled := g == nil || g.draft == nil
+	if m != nil && settled && m.view == c.v && m.at == c.now {
 		return m
 	}
-	m = &mix{of: key, modern: modern}
-	m.compute(c, group)
-	c.plans.groups[group] = m
+	modern := c.modernReaders(group)
+	if key := c.mixKeyOf(group, modern); m == nil || m.of != key {
+		m = &mix{of: key, modern: modern}
+		m.compute(c, group)
+		c.plans.groups[group] = m
+	}
+	if m.view, m.at = nil, c.now; settled {
+		m.view = c.v
+	}
 	return m
 }
 
@@ -507,6 +515,15 @@ func (c *Coordinator) mixChanged(changes []state.Change) {
 	}
 	for _, group := range sorted(touched) {
 		c.mixTurn(group)
+	}
+}
+
+// expireMixes looks at groups with claims that wait: after a while they tell how members compute.
+func (c *Coordinator) expireMixes() {
+	for _, group := range sorted(c.plans.groups) {
+		if g := c.legacy.groups[group]; g != nil && len(g.claims) > 0 {
+			c.mixTurn(group)
+		}
 	}
 }
 

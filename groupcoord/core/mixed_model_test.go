@@ -1,6 +1,8 @@
 package core
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -459,4 +461,57 @@ func (w *town) read() string {
 		show("nobody", left)
 	}
 	return strings.Join(out, "; ")
+}
+
+// dealtOut is the assignment by roundrobin. (That it is what the real assignors compute is tested beside them.)
+func (m *zkMember) dealtOut(ids []string) ([]id.TopicPartition, bool) {
+	v, o := m.view(), m.observer()
+	all, _, _ := v.Children("/brokers/topics", o, nil)
+	var members []registered
+	for _, memberID := range ids {
+		n, ok := v.Node("/consumers/g/ids/"+memberID, o)
+		if !ok {
+			return nil, false
+		}
+		reg, ok := state.ParseRegistration(n.Data)
+		if !ok {
+			return nil, false
+		}
+		members = append(members, registered{memberID, reg})
+	}
+	counted, err := planMembersOf(members, all)
+	if err != nil {
+		m.p.t.Fatal(err)
+	}
+	partitions := map[string][]int32{}
+	for topic := range threadsByTopic(counted) {
+		var doc struct{ Partitions map[string][]int32 }
+		if n, ok := v.Node("/brokers/topics/"+topic, o); ok {
+			if err := json.Unmarshal(n.Data, &doc); err != nil {
+				m.p.t.Fatal(err)
+			}
+		}
+		partitions[topic] = numbers(int32(len(doc.Partitions)))
+	}
+	if m.deals == strategyHash011 && !even(counted) {
+		return nil, false // releases up to 0.10.1 throw
+	}
+	shares, err := m.deals.share(counted, partitions)
+	if err != nil {
+		m.p.t.Fatal(err)
+	}
+	var want []id.TopicPartition
+	for _, topic := range sorted(shares) {
+		for n, thread := range shares[topic] {
+			if strings.HasPrefix(thread, m.name+"-") {
+				tp := id.TopicPartition{Topic: topic, Partition: n}
+				want = append(want, tp)
+				m.threads[tp] = thread
+			}
+		}
+	}
+	slices.SortFunc(want, func(a, b id.TopicPartition) int {
+		return cmp.Or(strings.Compare(a.Topic, b.Topic), int(a.Partition-b.Partition))
+	})
+	return want, true
 }

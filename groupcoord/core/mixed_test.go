@@ -42,6 +42,155 @@ func TestMixedAsWorkedOut(t *testing.T) {
 	}
 }
 
+// Members by roundrobin, of two topics: how they deal is learnt from what they claim, and the pool gets what they leave.
+func TestMixedWithRoundRobin(t *testing.T) {
+	for _, deals := range []strategy{strategyHash011, strategyHash10} {
+		for _, legacyFirst := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, legacy first %v", deals, legacyFirst), func(t *testing.T) {
+				w := newTown(t)
+				w.topic("orders", 12)
+				w.topic("clicks", 5)
+				old := func() {
+					for _, name := range []string{"g_a", "g_b"} {
+						m := w.add(name, state.DialectJVM, "orders:1,clicks:1")
+						m.deals = deals
+						m.start()
+					}
+				}
+				modern := func() {
+					w.consumer("M1", "orders", "clicks").start()
+					w.consumer("M2", "orders", "clicks").start()
+				}
+				if legacyFirst {
+					old()
+					w.pass(5 * time.Second)
+					modern()
+				} else {
+					modern()
+					w.pass(5 * time.Second)
+					old()
+				}
+				w.pass(60 * time.Second)
+				row, _ := w.s.View().Legacy("g")
+				got := w.read()
+				if strings.Contains(got, "nobody") || !w.steady() || strategy(row.Strategy) != deals && legacyFirst || w.mind.mixOf("g").strategy != deals {
+					t.Errorf("%s\n%s\n%s", got, w.dump(), w.out.String())
+				}
+				if legacyFirst && w.failures > 0 {
+					t.Errorf("%d attempts failed", w.failures)
+				}
+				for _, m := range w.moderns { // 17 partitions and four members
+					if len(m.owned) < 3 || len(m.owned) > 6 {
+						t.Errorf("%s has %d partitions: %s", m.name, len(m.owned), got)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A group whose leader assigns is taken over when a consumer by ZooKeeper comes, and goes on when that one has left.
+func TestMixedTakesOverAClassicGroup(t *testing.T) {
+	for _, eager := range []bool{true, false} {
+		w := newTown(t)
+		w.topic("t", 6)
+		for _, name := range []string{"C1", "C2"} {
+			m := w.consumer(name, "t")
+			m.classic, m.eager = true, eager
+			m.start()
+		}
+		w.pass(10 * time.Second)
+		w.want(t, "classic alone", "C1 t[0 2 4]; C2 t[1 3 5]")
+		if w.row().Consumer {
+			t.Error("the leader assigns a classic group")
+		}
+		w.add("g_a", state.DialectJVM, "t:1").start()
+		w.pass(10 * time.Second)
+		w.want(t, "with a consumer by ZooKeeper", "C1 t[2 4]; C2 t[3 5]; g_a t[0 1]")
+		w.member("g_a").quit(false)
+		w.pass(10 * time.Second)
+		w.want(t, "alone again", "C1 t[0 2 4]; C2 t[1 3 5]")
+		if w.failures > 0 {
+			t.Errorf("%d attempts failed", w.failures)
+		}
+	}
+}
+
+// refusals are what the group's history says of members that were not let in.
+func (w *town) refusals() (out []string) {
+	for _, r := range w.row().Rebalances {
+		if r.Cause == "refused" {
+			out = append(out, r.Text)
+		}
+	}
+	return out
+}
+
+// Members that cannot agree are refused, whoever comes second, and both the log and the group's history say why.
+func TestMixedRefusesWhoCannotAgree(t *testing.T) {
+	pykafka := func(w *town) { w.add("p", state.DialectPykafka, "t:1").start() }
+	modern := func(w *town) { w.consumer("M1", "t").start() }
+	pattern := func(w *town) { w.add("g_x", state.DialectJVM, "~t(?=x)|t").start() }
+	for _, c := range []struct {
+		name          string
+		first, second func(*town)
+		want          string
+	}{
+		{"pykafka first", pykafka, modern, "client M1 at h was refused: member p is of the dialect pykafka, whose shares depend on where partition leaders are"},
+		{"pykafka second", modern, pykafka, "p was refused: the group has members by Kafka's protocol, and member p is of the dialect pykafka, whose shares depend on where partition leaders are"},
+		{"a pattern that is Java's own", pattern, modern, "client M1 at h was refused: the pattern of member g_x"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newTown(t)
+			w.topic("t", 4)
+			c.first(w)
+			w.pass(3 * time.Second)
+			before := w.read()
+			c.second(w)
+			w.pass(20 * time.Second)
+			refused := w.refusals()
+			if len(refused) == 0 || !strings.HasPrefix(refused[0], c.want) || !strings.Contains(w.out.String(), "log: a member was refused: ") {
+				t.Errorf("%q, want %q\n%s", refused, c.want, w.out.String())
+			}
+			if got := w.read(); !strings.HasPrefix(strings.ReplaceAll(got, "M1; ", ""), strings.TrimSuffix(before, ";")) {
+				t.Errorf("before %s, after %s", before, got)
+			}
+		})
+	}
+	t.Run("another protocol", func(t *testing.T) {
+		w := newTown(t)
+		w.topic("t", 4)
+		w.tell(line{verb: "join", name: "w1", kv: map[string]string{"type": "connect", "v": "2", "session": "60"}})
+		w.pass(time.Second)
+		w.add("g_a", state.DialectJVM, "t:1").start()
+		w.pass(12 * time.Second)
+		if got := w.refusals(); len(got) == 0 || got[0] != `g_a was refused: the group has members of the protocol "connect"` {
+			t.Errorf("%q\n%s", got, w.out.String())
+		}
+	})
+}
+
+// A member that does not give up what leaves the block holds the publish up, for no longer than a join may be held.
+func TestMixedMemberThatDoesNotPoll(t *testing.T) {
+	w := newTown(t)
+	w.topic("t", 4)
+	w.consumer("M1", "t").start()
+	w.pass(5 * time.Second)
+	w.modern("M1").paused = true
+	w.add("g_a", state.DialectJVM, "t:1").start()
+	w.pass(10 * time.Second)
+	if row, ok := w.s.View().Legacy("g"); ok && row.Number > 0 {
+		t.Error("a generation was published although a member keeps what is not in its block")
+	}
+	w.pass(5 * time.Second)
+	if row, _ := w.s.View().Legacy("g"); row.Number != 1 {
+		t.Errorf("generation %d after the bound of a join", row.Number)
+	}
+	w.modern("M1").paused = false
+	w.pass(10 * time.Second)
+	w.want(t, "it polls again", "M1 t[2 3]; g_a t[0 1]")
+}
+
 // restart starts a member anew; one that was refused still has its session.
 func (m *zkMember) restart() {
 	if m.act == actIdle && m.session != 0 {
@@ -108,12 +257,16 @@ func TestMembersOfAllKinds(t *testing.T) {
 		w.topic("t", rapid.IntRange(1, 12).Draw(rt, "partitions"))
 		w.topic("u", 3)
 		dialect := rapid.SampledFrom([]state.Dialect{state.DialectJVM, state.DialectJVM, state.DialectKafkaNode}).Draw(rt, "dialect")
+		deals := strategyRange
+		if dialect == state.DialectJVM {
+			deals = rapid.SampledFrom(strategies).Draw(rt, "strategy")
+		}
 		for i := range rapid.IntRange(1, 4).Draw(rt, "legacy") {
 			topics := "t:1"
-			if dialect == state.DialectJVM {
+			if dialect == state.DialectJVM && deals == strategyRange {
 				topics = rapid.SampledFrom([]string{"t:1", "t:2", "t:1,u:1", "~t|u"}).Draw(rt, "topics")
 			}
-			w.add(fmt.Sprintf("g_%c", 'a'+i), dialect, topics)
+			w.add(fmt.Sprintf("g_%c", 'a'+i), dialect, topics).deals = deals
 		}
 		eager := rapid.Bool().Draw(rt, "eager") // Kafka does not let both into one group
 		for i := range rapid.IntRange(1, 4).Draw(rt, "modern") {

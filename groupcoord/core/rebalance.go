@@ -86,6 +86,9 @@ func (c *Coordinator) complete(g *group) {
 	case len(arrived) == 0:
 		r.ends = c.mark(c.now + max(longest(members), time.Second))
 		return
+	case len(g.members()) == 0 && arrived[0].protocolType() == "consumer" && c.mixed(g): // consumers by ZooKeeper have come: nobody leads
+		c.refuseAll(g, kerr.RebalanceInProgress)
+		return
 	case arrived[0].protocolType() == "consumer" && c.legacyRefusal(g) != "":
 		c.refuseAll(g, kerr.InconsistentGroupProtocol)
 		return
@@ -249,9 +252,6 @@ func (c *Coordinator) settled(g *group, res *statepb.Result) {
 	g.put = nil
 	if r := p.record; r != nil && p.row.Consumer && res.Code != statepb.Code_OK { // nobody else may ask for this plan again
 		g.moved = &plan{r.Cause, r.Text}
-		if g.told == r {
-			g.told = nil
-		}
 	}
 	switch {
 	case p.reap:
