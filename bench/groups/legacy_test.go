@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -137,12 +138,14 @@ func legacy(b *testing.B, s system) outcome {
 	}
 	settle(0, members)
 
-	began[1] = time.Now()
 	var gone []string
 	for i, h := range doomed {
 		gone = append(gone, memberName(4*i+3))
-		h.Kill()
+		if err := h.Signal(syscall.SIGKILL); err != nil {
+			b.Fatal(err)
+		}
 	}
+	began[1] = time.Now()
 	o.ownedAfterKill = w.allOwnedWithout(b, gone).Sub(began[1])
 	settle(1, members-killed)
 
