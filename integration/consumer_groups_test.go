@@ -58,15 +58,19 @@ type rolled struct {
 	g      *group
 	alive  []*groupMember
 	n      int
+
+	written int // to each partition
 }
 
 // replace starts a member of a dialect, waits until all of the topic is held by the members that there should be then, and stops the oldest.
+// Records are sent while each change is under way.
 func (r *rolled) replace(d dialect) {
 	r.t.Helper()
 	r.n++
 	m := d.start(r.t, r.to, r.g.id, r.g.id, fmt.Sprintf("m%d", r.n))
 	r.g.members = append(r.g.members, m)
 	r.alive = append(r.alive, m)
+	r.send()
 	r.whole()
 	old := r.alive[0]
 	r.alive = r.alive[1:]
@@ -74,7 +78,14 @@ func (r *rolled) replace(d dialect) {
 	if err := old.Stop(time.Minute); err != nil {
 		r.t.Logf("%s: %v", old.name, err)
 	}
+	r.send()
 	r.whole()
+}
+
+func (r *rolled) send() {
+	r.t.Helper()
+	fill(r.t, r.to.brokers, r.g.id, r.written, r.written+perPartition/2)
+	r.written += perPartition / 2
 }
 
 func (r *rolled) whole() {
@@ -141,7 +152,7 @@ func TestGroupRollsToConsumersAndBack(t *testing.T) {
 	r := &rolled{t: t, to: to, client: harness.Client(t, to.brokers), g: &group{id: "rolled"}}
 	r.admin = kadm.NewClient(r.client)
 	harness.CreateTopic(t, to.brokers, r.g.id, groupPartitions, to.replicas, nil)
-	fill(t, to.brokers, r.g.id, 0, perPartition)
+	r.send()
 	classic, consumer := java44("classic"), java44("consumer")
 	for range 2 {
 		r.n++
@@ -150,15 +161,10 @@ func TestGroupRollsToConsumersAndBack(t *testing.T) {
 	}
 	r.whole()
 	r.is("classic")
-	written := perPartition
 	step := func(d dialect, kind string) {
 		t.Helper()
 		begun := time.Now()
-		done := make(chan struct{})
-		go func() { defer close(done); fill(t, to.brokers, r.g.id, written, written+perPartition) }()
 		r.replace(d)
-		<-done
-		written += perPartition
 		r.is(kind)
 		t.Logf("%s member in, group is %s: %v", d.name, kind, time.Since(begun).Round(time.Millisecond))
 	}
@@ -167,9 +173,9 @@ func TestGroupRollsToConsumersAndBack(t *testing.T) {
 	step(classic, "consumer")
 	step(classic, "classic")
 	begun := time.Now()
-	testtool.Eventually(t, memberLimit, func() error { return r.g.has(t, 0, int64(written), r.g.members...) })
+	testtool.Eventually(t, memberLimit, func() error { return r.g.has(t, 0, int64(r.written), r.g.members...) })
 	t.Logf("all read after %v", time.Since(begun).Round(time.Millisecond))
-	testtool.Eventually(t, memberLimit, func() error { return r.g.committed(r.admin, int64(written)) })
+	testtool.Eventually(t, memberLimit, func() error { return r.g.committed(r.admin, int64(r.written)) })
 	t.Logf("all committed after %v", time.Since(begun).Round(time.Millisecond))
 	again, seen := 0, map[spot]bool{}
 	for _, m := range r.g.members {

@@ -57,6 +57,9 @@ func (s *State) putGroup(c *statepb.PutGroup) *statepb.Result {
 	if (len(all) == 0) != (c.State == statepb.GroupState_GROUP_EMPTY) {
 		return s.refuse(statepb.Code_INVALID, "group %s with %d members cannot be %s", c.Group, len(all), c.State)
 	}
+	if c.Consumer && slices.ContainsFunc(all, func(m *Member) bool { return m.Consumer == nil }) {
+		return s.refuse(statepb.Code_INVALID, "a member of the consumer group %s has no epoch", c.Group)
+	}
 	g := &Group{Name: c.Group, Version: uint64(s.index), Generation: c.Generation, State: GroupState(c.State),
 		ProtocolType: c.ProtocolType, Protocol: c.Protocol, Leader: c.Leader, Members: all, Consumer: c.Consumer, Subscribed: c.Subscribed}
 	if ok {
