@@ -36,8 +36,8 @@ unit: ## the pure Go tests, under two minutes
 
 test: tools ## all tests: pure Go first, then, whatever that found, whole clusters with real clients
 	@status=0; \
-	$(GO) run ./tools/gotest $(RACE) -timeout 20m $(UNIT) || status=1; \
-	$(GO) run ./tools/gotest $(RACE) -timeout 20m -p 1 ./integration/... || status=1; \
+	$(GO) run ./tools/gotest $(RACE) -timeout 30m $(UNIT) || status=1; \
+	$(GO) run ./tools/gotest $(RACE) -timeout 40m -p 1 ./integration/... || status=1; \
 	exit $$status
 
 race: ## the pure Go tests with the race detector

@@ -485,7 +485,11 @@ func TestCommitsOverLostReplies(t *testing.T) {
 			t.Fatalf("fetched %d, acknowledged were up to %d before and sent up to %d", at, least, most)
 		}
 	}
-	for round := range 4 {
+	rounds := 2
+	if long() {
+		rounds = 10
+	}
+	for round := range rounds {
 		before := acked.Load()
 		within(t, func(context.Context) error { // some are acknowledged between the faults
 			if look(); acked.Load() < before+3 {

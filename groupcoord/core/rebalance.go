@@ -252,6 +252,9 @@ func (c *Coordinator) settled(g *group, res *statepb.Result) {
 	g.put = nil
 	if r := p.record; r != nil && p.row.Consumer && res.Code != statepb.Code_OK { // nobody else may ask for this plan again
 		g.moved = &plan{r.Cause, r.Text}
+		if g.told == r {
+			g.told = nil
+		}
 	}
 	switch {
 	case p.reap:

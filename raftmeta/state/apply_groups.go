@@ -59,6 +59,8 @@ func (s *State) putOffsets(g, topic string, news []*Offset, zx id.ZXID) {
 	c := &offsets{}
 	if old, ok := s.offsets.get(key); ok {
 		c.rows = slices.Clone(old.rows)
+	} else {
+		s.ensureDirs(g, topic, zx)
 	}
 	created := int32(0)
 	for _, o := range news {
@@ -151,8 +153,10 @@ func ValidGroupID(g string) string {
 // commitOffsets stores what a member or anybody else commits, if it may. An item of a topic that is gone, or is another one now, is
 // refused in its part; the others are stored.
 func (s *State) commitOffsets(c *statepb.CommitOffsets) *statepb.Result {
-	if why := ValidGroupID(c.Group); why != "" {
-		return s.refuse(statepb.Code_INVALID, "%s", why)
+	if _, known := s.groups.get([]byte(c.Group)); !known {
+		if why := ValidGroupID(c.Group); why != "" {
+			return s.refuse(statepb.Code_INVALID, "%s", why)
+		}
 	}
 	for i, it := range c.Items {
 		if i > 0 && it.Topic == c.Items[i-1].Topic && it.Partition >= 0 {
@@ -190,7 +194,6 @@ func (s *State) commitOffsets(c *statepb.CommitOffsets) *statepb.Result {
 		if next := i + 1; next < len(c.Items) && c.Items[next].Topic == it.Topic && c.Items[next].Partition/offsetChunk == it.Partition/offsetChunk {
 			continue
 		}
-		s.ensureDirs(c.Group, it.Topic, zx)
 		s.putOffsets(c.Group, it.Topic, run, zx)
 		run = run[:0]
 	}

@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/barnabas-mq/barnabas/internal/id"
 	pb "github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
@@ -42,4 +43,33 @@ func BenchmarkApplyCreate(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkCommits applies entries of 64 commits, one of each of 64 groups that have committed before.
+func BenchmarkCommits(b *testing.B) {
+	s := New()
+	index := uint64(0)
+	apply := func(cmds ...*pb.Command) {
+		index++
+		data, err := proto.Marshal(&pb.Entry{Commands: cmds})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+		s.Apply(id.Index(index), 1, data)
+		b.StopTimer()
+	}
+	b.StopTimer()
+	apply(&pb.Command{Version: 1, Body: &pb.Command_Bootstrap{Bootstrap: &pb.Bootstrap{ClusterId: "c", Level: 1}}})
+	b.ReportAllocs()
+	b.ResetTimer()
+	for n := range b.N {
+		cmds := make([]*pb.Command, 64)
+		for g := range cmds {
+			cmds[g] = &pb.Command{Version: 1, Term: 1, Body: &pb.Command_CommitOffsets{CommitOffsets: &pb.CommitOffsets{Group: fmt.Sprint("group-", g), Generation: -1,
+				By: "client@127.0.0.1", From: pb.OffsetOrigin_ORIGIN_KAFKA, Items: []*pb.OffsetItem{{Topic: "orders", Offset: int64(n), LeaderEpoch: -1, RetentionMs: -1}}}}}
+		}
+		apply(cmds...)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/64, "ns/commit")
 }

@@ -100,16 +100,22 @@ func rowHash(table byte, key []byte, encode func(*enc)) uint64 {
 func keyU32(v uint32) []byte { return binary.BigEndian.AppendUint32(nil, v) }
 func keyU64(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
 
-func keyParts(parts ...string) []byte {
-	var b []byte
+func keyParts(parts ...string) []byte { return appendParts(0, parts) }
+
+func keyChunk(chunk int32, parts ...string) []byte {
+	return binary.BigEndian.AppendUint32(appendParts(4, parts), uint32(chunk))
+}
+
+// appendParts makes a key in one allocation, with room for what follows.
+func appendParts(room int, parts []string) []byte {
+	for _, p := range parts {
+		room += len(p) + 1
+	}
+	b := make([]byte, 0, room)
 	for _, p := range parts {
 		b = append(append(b, p...), 0)
 	}
 	return b
-}
-
-func keyChunk(chunk int32, parts ...string) []byte {
-	return binary.BigEndian.AppendUint32(keyParts(parts...), uint32(chunk))
 }
 
 // znodeKey puts a node's children side by side: parent, 0, name.
