@@ -34,7 +34,7 @@ type reservedFetch struct {
 	session id.SessionID
 	member  string
 	seen    time.Duration // in this term, first
-	fetch   []Fetcher     // from the session's host, when it ended
+	fetch   []Fetcher     // the connections, as they were when it ended
 }
 
 // turnReservations ends reservations: when the connections that fetched the partition are gone, or one session timeout after the
@@ -80,19 +80,20 @@ func (c *Coordinator) reservedFor(g *legacyGroup, r *state.Reservation) time.Dur
 	age := max(c.now-f.seen, time.Duration(c.v.ClockMs()-r.SinceMs)*time.Millisecond) // the cluster's clock is coarse
 	if left := time.Duration(r.TimeoutMs)*time.Millisecond - age; c.cfg.Fetching == nil || left <= 0 {
 		return max(left, 0)
-	} else if c.stopped(f, tp, r.Host) && c.now-f.seen >= reportsSettle && c.now >= reportsBegin {
+	} else if c.stopped(g, f, tp, r.Host) && c.now-f.seen >= reportsSettle && c.now >= reportsBegin {
 		return 0
 	} else {
 		return left
 	}
 }
 
-// stopped reports whether none of the connections is left that fetched a partition from a host when the session ended.
-func (c *Coordinator) stopped(f *reservedFetch, tp id.TopicPartition, host string) bool {
+// stopped reports whether none of the connections is left that fetched a partition when the session ended: from its host, or, as a
+// machine may have several addresses, under the group's name.
+func (c *Coordinator) stopped(g *legacyGroup, f *reservedFetch, tp id.TopicPartition, host string) bool {
 	now := c.cfg.Fetching(tp)
 	if c.now-f.seen <= reportsSettle || c.now <= reportsBegin {
 		for _, x := range now {
-			if x.Host == host && !slices.Contains(f.fetch, x) {
+			if (x.Host == host || x.ClientID == g.name) && !slices.Contains(f.fetch, x) {
 				f.fetch = append(f.fetch, x)
 			}
 		}

@@ -412,8 +412,12 @@ func (s *State) lateWrite(session int64, member string, p Path) (*Offset, bool) 
 	return o, ok && o.By != member && o.Mzxid > z.Stat.Czxid
 }
 
-// lateParts judges a commit that names no member (old consumers never do) item by item. Who commits is known by client id and address:
-// where the owner's session is at that address, it may be the owner (decisions.md 15). nil: all are taken.
+// hostOf is the address in who committed by Kafka's protocol: client id@address.
+func hostOf(by string) string { return by[strings.LastIndexByte(by, '@')+1:] }
+
+// lateParts judges a commit that names no member (old consumers never do) item by item. Who commits is known by client id and address
+// (decisions.md 15). It is late when the owner has shown who it is, by a commit from its session's address since it took the partition,
+// and this is somebody else, at another address. Behind a NAT, or with two addresses, nobody can tell, and all are taken. nil: all are taken.
 func (s *State) lateParts(c *statepb.CommitOffsets) []*statepb.Result {
 	if c.Member != "" || c.Instance != "" || c.Generation >= 0 {
 		return nil
@@ -422,7 +426,7 @@ func (s *State) lateParts(c *statepb.CommitOffsets) []*statepb.Result {
 	if !ok || owners.Stat.Children == 0 || !s.gateOn(c.Group, GateCommit) {
 		return nil
 	}
-	host := c.By[strings.LastIndexByte(c.By, '@')+1:]
+	host := hostOf(c.By)
 	var parts []*statepb.Result
 	for i, it := range c.Items {
 		z, ok := s.ownerOf(c.Group, it.Topic, it.Partition)
@@ -432,6 +436,9 @@ func (s *State) lateParts(c *statepb.CommitOffsets) []*statepb.Result {
 		ses, ok := s.sessions.get(keyU64(uint64(z.Stat.EphemeralOwner)))
 		o, has := s.offset(c.Group, it.Topic, it.Partition)
 		if !ok || ses.Host == "" || ses.Host == host || !has || o.By == c.By || o.Mzxid <= z.Stat.Czxid {
+			continue
+		}
+		if member, _ := s.memberOf(z.Stat.EphemeralOwner, c.Group); hostOf(o.By) != ses.Host && o.By != member {
 			continue
 		}
 		if parts == nil {
