@@ -371,6 +371,9 @@ func (c *Coordinator) mixPool(v *state.View, group string) []*statepb.PoolMember
 		return nil
 	}
 	var out []*statepb.PoolMember
+	if len(c.modernReaders(group)) == 0 {
+		return nil
+	}
 	for _, p := range c.mixOf(group).pool {
 		out = append(out, &statepb.PoolMember{Id: p.id, Topics: sorted(p.streams)})
 	}
@@ -418,7 +421,11 @@ func (c *Coordinator) keeps(row *state.Group, l *layout) bool {
 	return false
 }
 
-func (c *Coordinator) mixTheirs(_ *state.View, group, topic string, partition int32) bool {
+func (c *Coordinator) mixTheirs(v *state.View, group, topic string, partition int32) bool {
+	row, ok := v.Legacy(group)
+	if !ok || !slices.ContainsFunc(row.Members, func(m *state.Shown) bool { return m.Pool }) {
+		return false // asked for each partition: without a pool there is nothing to compute
+	}
 	return c.mixOf(group).now.blocks[topic][partition]
 }
 
@@ -540,6 +547,9 @@ func (c *Coordinator) mixTurn(group string) {
 			c.Replan(group, "legacy", "the last consumer by ZooKeeper has gone")
 		}
 		return
+	}
+	if len(row.Members) == 0 && c.plans.asked[group] == "" {
+		return // of znode consumers alone: computed when somebody asks, not with each claim
 	}
 	m := c.mixOf(group)
 	if len(row.Members) > 0 && !row.Consumer {
