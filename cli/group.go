@@ -278,6 +278,8 @@ func (a *app) groupExplain() *cobra.Command {
 					Left       []string  `json:"left,omitempty"`
 					WaitedMs   int64     `json:"waitedMs"`
 					WaitedFor  string    `json:"waitedFor,omitempty"`
+					Kind       string    `json:"kind,omitempty"`
+					Holds      []string  `json:"holds,omitempty"`
 				} `json:"rebalances"`
 			}
 			if err := askAdmin(cmd.Context(), http.MethodGet, "group explain", admin, "/v1/groups/"+url.PathEscape(args[0])+"/rebalances", &got); err != nil {
@@ -287,12 +289,20 @@ func (a *app) groupExplain() *cobra.Command {
 				return a.json(got)
 			}
 			for _, r := range got.Rebalances {
-				fmt.Fprintf(a.Out, "%s  generation %d  %s: %s\n", r.Time.Local().Format(time.DateTime), r.Generation, r.Cause, r.Why)
+				fmt.Fprintf(a.Out, "%s  %sgeneration %d  %s: %s\n", r.Time.Local().Format(time.DateTime), strings.TrimPrefix(r.Kind+" ", " "), r.Generation, r.Cause, r.Why)
 				fmt.Fprintf(a.Out, "    members %d -> %d, waited %s", r.Before, r.After, time.Duration(r.WaitedMs)*time.Millisecond)
 				if r.WaitedFor != "" {
 					fmt.Fprintf(a.Out, ", last for %s", r.WaitedFor)
 				}
 				fmt.Fprintln(a.Out)
+				for _, part := range []struct {
+					word string
+					list []string
+				}{{"joined", r.Joined}, {"left", r.Left}, {"held", r.Holds}} {
+					if len(part.list) > 0 {
+						fmt.Fprintf(a.Out, "    %s: %s\n", part.word, strings.Join(part.list, ", "))
+					}
+				}
 			}
 			return nil
 		}}

@@ -87,11 +87,12 @@ func TestGroupExplain(t *testing.T) {
 			t.Errorf("%s %s", r.Method, r.URL.EscapedPath())
 		}
 		_, _ = w.Write([]byte(`{"group":"my group","generation":2,"rebalances":[{"time":"2026-01-31T12:00:00Z","generation":2,"cause":"leave",
-			"why":"member a left","membersBefore":2,"membersAfter":1,"left":["a"],"waitedMs":1500,"waitedFor":"b"}]}`))
+			"why":"member a left","membersBefore":2,"membersAfter":1,"left":["a"],"waitedMs":1500,"waitedFor":"b","kind":"legacy",
+			"holds":["2 claims, 1.2s"]}]}`))
 	}))
 	defer srv.Close()
 	got := ok(t, "", "group", "explain", "my group", "-a", strings.TrimPrefix(srv.URL, "http://"))
-	if !strings.Contains(got, "generation 2  leave: member a left\n    members 2 -> 1, waited 1.5s, last for b\n") {
+	if !strings.Contains(got, "  legacy generation 2  leave: member a left\n    members 2 -> 1, waited 1.5s, last for b\n    left: a\n    held: 2 claims, 1.2s\n") {
 		t.Errorf("%q", got)
 	}
 }

@@ -19,6 +19,8 @@ type rebalance struct {
 	Left       []string  `json:"left,omitempty"`
 	WaitedMs   int64     `json:"waitedMs"`
 	WaitedFor  string    `json:"waitedFor,omitempty"`
+	Kind       string    `json:"kind,omitempty"`  // legacy: of znode consumers
+	Holds      []string  `json:"holds,omitempty"` // requests that were held for it
 }
 
 // rebalances answers how a group's last generations came about, from this node's state.
@@ -39,7 +41,7 @@ func (c *Console) rebalances(w http.ResponseWriter, r *http.Request) {
 	}{name, row.Generation, []rebalance{}}
 	for _, r := range row.Rebalances {
 		out.Rebalances = append(out.Rebalances, rebalance{time.UnixMilli(r.WallMs).UTC(), r.Generation, r.Cause, r.Text, r.Before, r.After,
-			r.Joined, r.Left, r.WaitedMs, r.WaitedFor})
+			r.Joined, r.Left, r.WaitedMs, r.WaitedFor, r.Kind, r.Holds})
 	}
 	reply(w, http.StatusOK, out)
 }
