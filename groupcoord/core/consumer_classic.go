@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -39,6 +40,13 @@ func subscription(m *state.Member, protocol string) (*kmsg.ConsumerMemberMetadat
 	meta := kmsg.NewConsumerMemberMetadata()
 	if err := meta.ReadFrom(raw); err != nil {
 		return nil, fmt.Errorf("member %s: its subscription is malformed: %w", clip(m.ID), err)
+	}
+	texts := meta.Topics
+	if meta.Rack != nil {
+		texts = append(slices.Clone(texts), *meta.Rack)
+	}
+	if slices.ContainsFunc(texts, func(s string) bool { return !utf8.ValidString(s) }) {
+		return nil, fmt.Errorf("member %s: its subscription is no text", clip(m.ID))
 	}
 	return &meta, nil
 }

@@ -345,3 +345,31 @@ func checkAssigned(rt *rapid.T, seats []seat, partitions map[id.TopicID][]int32,
 		rt.Fatalf("between %d and %d partitions", least, most)
 	}
 }
+
+// A request with texts that are none is refused before it can spoil a put of the group.
+func TestTextsThatAreNone(t *testing.T) {
+	s := newStory(t, Config{InitialDelay: -1, Settle: -1})
+	s.grow("t", 1)
+	s.tell(parse("beat a reads=t"))
+	bad := "\xff"
+	beat := kmsg.NewPtrConsumerGroupHeartbeatRequest()
+	beat.Version, beat.Group, beat.MemberID, beat.RebalanceTimeoutMillis = 1, "g", bad, 1000
+	beat.SubscribedTopicNames, beat.Topics = []string{"t"}, []kmsg.ConsumerGroupHeartbeatRequestTopic{}
+	s.kafka("b", beat)
+	meta := kmsg.NewConsumerMemberMetadata()
+	meta.Topics = []string{bad}
+	join := kmsg.NewPtrJoinGroupRequest()
+	join.Version, join.Group, join.ProtocolType, join.SessionTimeoutMillis = 2, "g", "consumer", 10_000
+	join.Protocols = []kmsg.JoinGroupRequestProtocol{{Name: "range", Metadata: meta.AppendTo(nil)}}
+	s.kafka("c", join)
+	join = kmsg.NewPtrJoinGroupRequest()
+	join.Version, join.Group, join.ProtocolType, join.SessionTimeoutMillis = 2, "g", bad, 10_000
+	s.kafka("d", join)
+	join = kmsg.NewPtrJoinGroupRequest()
+	join.Version, join.Group = 2, bad
+	s.kafka("e", join)
+	s.ask("f", Request{Kafka: &KafkaRequest{Body: kmsg.NewPtrJoinGroupRequest(), ClientID: bad}})
+	if row := s.row(); len(row.Members) != 1 || len(s.open) > 0 {
+		t.Fatalf("%d members, %d requests open\n%s", len(row.Members), len(s.open), s.out.String())
+	}
+}

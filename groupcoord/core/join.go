@@ -2,6 +2,9 @@ package core
 
 import (
 	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -38,8 +41,12 @@ func (c *Coordinator) kafka(r Request) {
 }
 
 func (c *Coordinator) change(name string, r Request) {
-	if state.ValidGroupID(name) != "" {
+	if state.ValidGroupID(name) != "" || !utf8.ValidString(name) {
 		c.fail(r, kerr.InvalidGroupID)
+		return
+	}
+	if !readable(r.Kafka) {
+		c.fail(r, kerr.InvalidRequest)
 		return
 	}
 	g := c.group(name)
@@ -49,6 +56,35 @@ func (c *Coordinator) change(name string, r Request) {
 	}
 	c.carryOut(g, r)
 	c.step(g)
+}
+
+// readable reports whether the texts of a request are texts: a command with others cannot be written, and would keep those of the group's
+// other members from being written with it. The client's name is made one.
+func readable(k *KafkaRequest) bool {
+	k.ClientID = strings.ToValidUTF8(k.ClientID, "?")
+	texts := []string{k.Host, k.Nonce}
+	add := func(ss ...*string) {
+		for _, s := range ss {
+			if s != nil {
+				texts = append(texts, *s)
+			}
+		}
+	}
+	switch req := k.Body.(type) {
+	case *kmsg.JoinGroupRequest:
+		add(&req.MemberID, req.InstanceID, &req.ProtocolType, req.Reason)
+		for i := range req.Protocols {
+			add(&req.Protocols[i].Name)
+		}
+	case *kmsg.LeaveGroupRequest:
+		for i := range req.Members {
+			add(req.Members[i].Reason)
+		}
+	case *kmsg.ConsumerGroupHeartbeatRequest:
+		add(&req.MemberID, req.InstanceID, req.RackID, req.SubscribedTopicRegex)
+		texts = append(texts, req.SubscribedTopicNames...)
+	}
+	return !slices.ContainsFunc(texts, func(s string) bool { return !utf8.ValidString(s) })
 }
 
 func (c *Coordinator) carryOut(g *group, r Request) {
@@ -321,7 +357,7 @@ func because(reason *string) string {
 func clip(s string) string {
 	const most = 200
 	if len(s) > most {
-		return s[:most] + "..."
+		return strings.ToValidUTF8(s[:most], "") + "..."
 	}
 	return s
 }
