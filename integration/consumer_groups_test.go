@@ -170,8 +170,10 @@ func TestGroupRollsToConsumersAndBack(t *testing.T) {
 	}
 	step(consumer, "consumer")
 	step(consumer, "consumer")
+	r.described("consumer")
 	step(classic, "consumer")
 	step(classic, "classic")
+	r.described("classic")
 	begun := time.Now()
 	testtool.Eventually(t, memberLimit, func() error { return r.g.has(t, 0, int64(r.written), r.g.members...) })
 	t.Logf("all read after %v", time.Since(begun).Round(time.Millisecond))
@@ -191,14 +193,24 @@ func TestGroupRollsToConsumersAndBack(t *testing.T) {
 		}
 	}
 	t.Logf("%d records, %d of them more than once", len(seen), again)
+}
+
+// described has the tools of an old and a new Kafka show the group with the partitions of its members, and list it.
+func (r *rolled) described(kind string) {
+	r.t.Helper()
 	for _, tool := range []testtool.Tool{testtool.Kafka44, testtool.Kafka111} {
 		class := "kafka.admin.ConsumerGroupCommand"
 		if tool == testtool.Kafka44 {
 			class = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 		}
-		out := harness.Tool(t, tool, class, "", "--bootstrap-server", to.bootstrap, "--describe", "--group", r.g.id)
+		out := harness.Tool(r.t, tool, class, "", "--bootstrap-server", r.to.bootstrap, "--describe", "--group", r.g.id)
 		if strings.Count(out, r.g.id) < groupPartitions {
-			t.Errorf("%s describes\n%s", tool, out)
+			r.t.Errorf("%s describes\n%s", tool, out)
 		}
+	}
+	out := harness.Tool(r.t, testtool.Kafka44, "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", "", "--bootstrap-server", r.to.bootstrap, "--list",
+		"--type", kind, "--state", "stable")
+	if !strings.Contains(out, r.g.id) {
+		r.t.Errorf("listed as %s\n%s", kind, out)
 	}
 }
