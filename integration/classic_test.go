@@ -155,65 +155,72 @@ func (f *flock) checkCommits() {
 // again. The group is whole each time, generations rise, no acknowledged commit is lost and no record unread.
 func TestClassicGroupLosesItsCoordinator(t *testing.T) {
 	for name, balancer := range map[string]kgo.GroupBalancer{"eager": kgo.RangeBalancer(), "cooperative": kgo.CooperativeStickyBalancer()} {
-		t.Run(name, func(t *testing.T) {
-			const partitions, members = 12, 6
-			rounds := 4
-			if long() {
-				rounds = 30
-			}
-			c := harness.Start(t, harness.Options{Nodes: 3, Properties: map[string]string{"group.initial.rebalance.delay.ms": "0"}})
-			harness.CreateTopic(t, c.Brokers(), "work", partitions, 3, nil)
-			var h check.History
-			producer := harness.Produce(t, c.Brokers(), "work", &h, harness.ProducerOptions{Interval: 5 * time.Millisecond})
-			f := newFlock(t, c.Brokers(), "work", &h)
-			leaves := map[string]func(){}
-			for i := range members {
-				name := fmt.Sprint("m", i)
-				leaves[name] = f.member(name, balancer)
-			}
-			settle := func(begun time.Time, what string) {
-				testtool.Eventually(t, harness.StartLimit, func() error { return f.settled(members, partitions) })
-				t.Logf("%s: whole after %v", what, time.Since(begun).Round(time.Millisecond))
-			}
-			settle(time.Now(), "start")
-			for round := range rounds {
-				old, fresh := fmt.Sprint("m", round), fmt.Sprint("m", round+members)
-				killed := c.Node(harness.Controller(t, c.Brokers()))
-				gone, leave := make(chan struct{}), leaves[old]
-				go func() { defer close(gone); leave() }() // it leaves while the coordinator dies
-				leaves[fresh] = f.member(fresh, balancer)
-				begun := time.Now()
-				killed.Kill()
-				<-gone
-				delete(leaves, old)
-				f.mu.Lock()
-				delete(f.owned, old)
-				f.mu.Unlock()
-				settle(begun, fmt.Sprintf("coordinator %d killed", killed.ID))
-				f.checkCommits()
-				killed.Start()
-				c.AwaitServing()
-			}
-			if failed := producer.Stop(t); len(failed) > 0 {
-				t.Errorf("%d records failed, first: %v", len(failed), failed[0])
-			}
-			testtool.Eventually(t, harness.StartLimit, func() error {
-				if missing := check.NoLoss(h.Acks(), h.Reads()); len(missing) > 0 {
-					return errors.New(missing[0].String())
-				}
-				return nil
-			})
-			for _, leave := range leaves {
-				leave()
-			}
-			f.checkCommits()
-			if len(f.faults) > 0 {
-				t.Error(f.faults)
-			}
-			acks, reads := len(h.Acks()), len(h.Reads())
-			t.Logf("%d records, %d read twice or more", acks, reads-acks)
-		})
+		t.Run(name, func(t *testing.T) { loseCoordinators(t, balancer) })
 	}
+}
+
+// TestConsumerGroupLosesItsCoordinator is the same for members by KIP-848.
+func TestConsumerGroupLosesItsCoordinator(t *testing.T) {
+	loseCoordinators(t, kgo.CooperativeStickyBalancer(), kgo.ServerSideBalancer())
+}
+
+func loseCoordinators(t *testing.T, balancer kgo.GroupBalancer, more ...kgo.Opt) {
+	const partitions, members = 12, 6
+	rounds := 4
+	if long() {
+		rounds = 30
+	}
+	c := harness.Start(t, harness.Options{Nodes: 3, Properties: map[string]string{"group.initial.rebalance.delay.ms": "0", "group.consumer.session.timeout.ms": "6000"}})
+	harness.CreateTopic(t, c.Brokers(), "work", partitions, 3, nil)
+	var h check.History
+	producer := harness.Produce(t, c.Brokers(), "work", &h, harness.ProducerOptions{Interval: 5 * time.Millisecond})
+	f := newFlock(t, c.Brokers(), "work", &h)
+	leaves := map[string]func(){}
+	for i := range members {
+		name := fmt.Sprint("m", i)
+		leaves[name] = f.member(name, balancer, more...)
+	}
+	settle := func(begun time.Time, what string) {
+		testtool.Eventually(t, harness.StartLimit, func() error { return f.settled(members, partitions) })
+		t.Logf("%s: whole after %v", what, time.Since(begun).Round(time.Millisecond))
+	}
+	settle(time.Now(), "start")
+	for round := range rounds {
+		old, fresh := fmt.Sprint("m", round), fmt.Sprint("m", round+members)
+		killed := c.Node(harness.Controller(t, c.Brokers()))
+		gone, leave := make(chan struct{}), leaves[old]
+		go func() { defer close(gone); leave() }() // it leaves while the coordinator dies
+		leaves[fresh] = f.member(fresh, balancer, more...)
+		begun := time.Now()
+		killed.Kill()
+		<-gone
+		delete(leaves, old)
+		f.mu.Lock()
+		delete(f.owned, old)
+		f.mu.Unlock()
+		settle(begun, fmt.Sprintf("coordinator %d killed", killed.ID))
+		f.checkCommits()
+		killed.Start()
+		c.AwaitServing()
+	}
+	if failed := producer.Stop(t); len(failed) > 0 {
+		t.Errorf("%d records failed, first: %v", len(failed), failed[0])
+	}
+	testtool.Eventually(t, harness.StartLimit, func() error {
+		if missing := check.NoLoss(h.Acks(), h.Reads()); len(missing) > 0 {
+			return errors.New(missing[0].String())
+		}
+		return nil
+	})
+	for _, leave := range leaves {
+		leave()
+	}
+	f.checkCommits()
+	if len(f.faults) > 0 {
+		t.Error(f.faults)
+	}
+	acks, reads := len(h.Acks()), len(h.Reads())
+	t.Logf("%d records, %d read twice or more", acks, reads-acks)
 }
 
 // TestConsoleConsumersInGroups: the console consumers of 1.1.1 and 4.4 and librdkafka's share a group's records, and the group
