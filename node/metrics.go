@@ -96,6 +96,12 @@ func (m *metrics) Refused(why string) { m.refused.WithLabelValues(why).Inc() }
 
 func (m *metrics) synced(took time.Duration) { m.flushes.Observe(took.Seconds()) }
 
+// watch adds what others count when they are asked.
+func (m *metrics) watch(reg prometheus.Registerer, unhealthy func() int) {
+	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "barnabas_unhealthy_reasons", Help: "Reasons that /healthz lists."},
+		func() float64 { return float64(unhealthy()) }))
+}
+
 // marks are the ends of the partitions that this node leads.
 func (n *node) marks() map[id.TopicPartition]console.LogMarks {
 	out := map[id.TopicPartition]console.LogMarks{}

@@ -135,6 +135,7 @@ func (n *node) assembleRooms() (err error) {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		console.StateMetrics{View: n.raft.View, Self: n.selfID, Logs: n.marks, Counts: n.groupCounts})
 	n.metrics = newMetrics(registry)
+	n.metrics.watch(registry, func() int { return len(n.Unready()) + len(n.Unhealthy()) })
 	n.parts, err = partition.New(partition.Config{
 		Dir: n.dir.partitions(), UnsyncedAcks: !cfg.Log.FlushOnAck, MaxMessageBytes: cfg.Log.MessageMaxBytes, MinISR: int(cfg.Topics.MinISR),
 		SegmentBytes: int64(cfg.Log.SegmentBytes), SegmentMs: cfg.Log.RollAfter.Milliseconds(),

@@ -95,6 +95,9 @@ func (c Config) validate() error {
 	return nil
 }
 
+// maxRetry is the longest pause after failures: a topic that lacks replicas in sync may be without them for hours.
+const maxRetry = 30 * time.Second
+
 // batchTarget is the size at which a batch is closed.
 const batchTarget = 256 << 10
 
@@ -209,6 +212,7 @@ func (e *Exporter) poke() {
 // Run writes until ctx ends. v is the newest view.
 func (e *Exporter) Run(ctx context.Context, v *state.View) {
 	e.Reset(v)
+	again := e.cfg.Retry
 	for {
 		select {
 		case <-ctx.Done():
@@ -218,12 +222,21 @@ func (e *Exporter) Run(ctx context.Context, v *state.View) {
 		if !pause(ctx, e.cfg.Linger) {
 			return
 		}
-		if !e.round(ctx) {
-			e.poke()
-			if !pause(ctx, e.cfg.Retry) {
-				return
-			}
+		f := e.round(ctx)
+		if len(f) == 0 {
+			again = e.cfg.Retry
+			continue
 		}
+		level := slog.LevelDebug
+		if again == e.cfg.Retry { // the first of several
+			level = slog.LevelInfo
+		}
+		e.cfg.Logger.Log(ctx, level, "export of offsets is begun anew", "partitions", len(f), "again", again, "err", f[0])
+		e.poke()
+		if !pause(ctx, again) {
+			return
+		}
+		again = min(2*again, maxRetry)
 	}
 }
 
@@ -238,8 +251,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// round writes what has changed, and what differs in partitions that are new here; false: something is to be tried again soon.
-func (e *Exporter) round(ctx context.Context) bool {
+// round writes what has changed, and what differs in partitions that are new here. It returns what failed and is to be tried again.
+func (e *Exporter) round(ctx context.Context) (failures []error) {
 	e.mu.Lock()
 	v := e.view
 	e.awaits = 0
@@ -264,14 +277,15 @@ func (e *Exporter) round(ctx context.Context) bool {
 			w.write(no, k)
 		}
 	}
-	ok := true
 	for no, p := range fresh {
 		if err := e.compare(ctx, w, no, n); err != nil {
-			ok = e.failed(ctx, no, p, "read", err) && ok
+			if e.failed(ctx, no, p, err) {
+				failures = append(failures, fmt.Errorf("read partition %d: %w", no, err))
+			}
 			delete(w.byPartition, no)
 		}
 	}
-	return e.flush(ctx, w) && ok
+	return append(failures, e.flush(ctx, w)...)
 }
 
 // errBehind: the log is ahead of this node's view.
@@ -322,28 +336,22 @@ func (e *Exporter) compare(ctx context.Context, w *writer, no, n int32) error {
 	return nil
 }
 
-// failed makes a partition be compared again. It returns true when that need not be tried again by itself: something will come.
-func (e *Exporter) failed(ctx context.Context, no int32, p *partition, what string, err error) bool {
+// failed makes a partition be compared again. It returns false when nothing needs to be tried for that: an event will come.
+func (e *Exporter) failed(ctx context.Context, no int32, p *partition, err error) bool {
 	if ctx.Err() != nil {
-		return true
+		return false
 	}
-	level := slog.LevelDebug
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p.loaded = false
-	current := e.parts[no] == p
 	if errors.Is(err, errBehind) {
-		return e.awaits > e.view.Index() // else it has come meanwhile
+		return e.awaits <= e.view.Index() // it has come meanwhile
 	}
-	if current {
-		level = slog.LevelInfo
-	}
-	e.cfg.Logger.Log(ctx, level, "export of offsets is begun anew", "partition", no, "at", what, "err", err)
-	return !current
+	return e.parts[no] == p
 }
 
-// flush appends what was gathered; false: something failed and is to be tried again.
-func (e *Exporter) flush(ctx context.Context, w *writer) bool {
+// flush appends what was gathered and returns what failed and is to be tried again.
+func (e *Exporter) flush(ctx context.Context, w *writer) (failures []error) {
 	var batches []Batch
 	for no, records := range w.byPartition {
 		for len(records) > 0 {
@@ -357,9 +365,8 @@ func (e *Exporter) flush(ctx context.Context, w *writer) bool {
 		}
 	}
 	if len(batches) == 0 {
-		return true
+		return nil
 	}
-	ok := true
 	e.mu.Lock()
 	parts := make([]*partition, len(batches))
 	for i := range batches {
@@ -367,11 +374,11 @@ func (e *Exporter) flush(ctx context.Context, w *writer) bool {
 	}
 	e.mu.Unlock()
 	for i, err := range e.cfg.Log.Append(ctx, batches) {
-		if err != nil && parts[i] != nil {
-			ok = e.failed(ctx, batches[i].Partition, parts[i], "write", err) && ok
+		if no := batches[i].Partition; err != nil && parts[i] != nil && e.failed(ctx, no, parts[i], err) {
+			failures = append(failures, fmt.Errorf("write partition %d: %w", no, err))
 		}
 	}
-	return ok
+	return failures
 }
 
 // writer gathers the records of a round.

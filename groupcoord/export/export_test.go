@@ -240,7 +240,7 @@ func (w *world) settle() {
 	for _, b := range w.brokers {
 		b.deliver(len(b.pending))
 	}
-	time.Sleep(20 * time.Second)
+	time.Sleep(3 * time.Minute)
 	synctest.Wait()
 	got := w.shown()
 	want, any := w.wanted()
