@@ -16,6 +16,7 @@ import (
 	"github.com/go-zookeeper/zk"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/barnabas-mq/barnabas/integration/check"
 	"github.com/barnabas-mq/barnabas/integration/harness"
@@ -53,22 +54,25 @@ type mixedGroup struct {
 	watched sync.WaitGroup
 }
 
-func newMixedGroup(t *testing.T, id string) *mixedGroup {
-	to := newTarget(t)
+func newMixedGroup(t *testing.T, to target, id string) *mixedGroup {
 	g := &mixedGroup{t: t, to: to, id: id, conn: dialZK(t, strings.Split(to.zookeeper, ",")...), admin: kadm.NewClient(harness.Client(t, to.brokers)),
 		olds: map[string]bool{}, all: map[string]*groupMember{}, live: map[string]*groupMember{}, stop: make(chan struct{})}
 	harness.CreateTopic(t, to.brokers, id, mixedPartitions, to.replicas, nil)
+	return g
+}
+
+// startOld starts the process with all consumers by ZooKeeper that joinOld has join.
+func (g *mixedGroup) startOld() {
 	d := oldJVM("0.8.2.2", testtool.Kafka082)
 	d.idle, d.session = true, mixedSession
-	g.old = d.start(t, to, id, id, "old")
+	g.old = d.start(g.t, g.to, g.id, g.id, "old")
 	g.all["old"], g.files = g.old, append(g.files, g.old.file)
 	g.until("the old consumers' process is ready", func() error {
-		if _, others := g.old.received(t); len(others) == 0 {
+		if _, others := g.old.received(g.t); len(others) == 0 {
 			return errors.New("not yet")
 		}
 		return nil
 	})
-	return g
 }
 
 func (g *mixedGroup) until(what string, check func() error) {
@@ -90,7 +94,8 @@ func (g *mixedGroup) until(what string, check func() error) {
 
 // load starts to produce, and to watch who receives and owns what.
 func (g *mixedGroup) load() {
-	g.producer = harness.Produce(g.t, g.to.brokers, g.id, &g.history, harness.ProducerOptions{Interval: 2 * time.Millisecond})
+	g.producer = harness.Produce(g.t, g.to.brokers, g.id, &g.history, harness.ProducerOptions{Interval: 2 * time.Millisecond,
+		Opts: []kgo.Opt{kgo.ProducerBatchCompression(kgo.NoCompression())}}) // kafka-node has no codec that needs a compiler
 	g.grew = time.Now()
 	for _, watch := range []func(){g.watchFiles, g.watchOwners} {
 		g.watched.Go(func() {
@@ -340,7 +345,8 @@ func (g *mixedGroup) moved(to string) {
 // Three consumers of 0.8.2.2, two by JoinGroup and two Java ones of 4.4 by ConsumerGroupHeartbeat are one group, and any of them may
 // come and go: everything is received, by one owner at a time.
 func TestMembersOfAllKinds(t *testing.T) {
-	g := newMixedGroup(t, "mixed")
+	g := newMixedGroup(t, newTarget(t), "mixed")
+	g.startOld()
 	g.joinOld("a", "b", "c")
 	g.until("three old consumers", func() error { return g.whole(3, 0) })
 	g.load()
@@ -386,7 +392,8 @@ func (g *mixedGroup) received() (again int) {
 // Six consumers by ZooKeeper are replaced one by one by six by Kafka's protocols, and those by the old ones again, under load: nothing is
 // lost, nothing is received again, nobody owns what another one does.
 func TestRollingMoveThereAndBack(t *testing.T) {
-	g := newMixedGroup(t, "moved")
+	g := newMixedGroup(t, newTarget(t), "moved")
+	g.startOld()
 	olds := []string{"a", "b", "c", "d", "e", "f"}
 	g.joinOld(olds...)
 	g.until("six old consumers", func() error { return g.whole(6, 0) })
@@ -415,4 +422,29 @@ func TestRollingMoveThereAndBack(t *testing.T) {
 		t.Errorf("records were received again although nobody had crashed: %v", again)
 	}
 	t.Log(g.explained())
+}
+
+// Old consumers that assign otherwise than 0.8.2.2 mix too: kafka-node by ids, the JVM by round-robin, which deals differently from 1.0
+// on. How they do is learnt from what they claim.
+func TestOtherOldConsumersMix(t *testing.T) {
+	to := newTarget(t)
+	for _, d := range []dialect{
+		script("kafka-node 2.6.1", testtool.Node, true, kafkaNodeMember),
+		oldJVM("0.10.2.2", testtool.Kafka0102, "partition.assignment.strategy=roundrobin"),
+		oldJVM("1.1.1", testtool.Kafka111, "partition.assignment.strategy=roundrobin"),
+	} {
+		t.Run(d.name, func(t *testing.T) {
+			g := newMixedGroup(t, to, strings.ToLower(strings.ReplaceAll(d.name, " ", "-")))
+			g.join(d, "old1", "old2")
+			g.until("two old consumers", func() error { return g.whole(2, 0) })
+			g.load()
+			g.join(careful("consumer"), "new1")
+			g.join(careful("cooperative"), "new2")
+			g.until("with two others", func() error { return g.whole(2, 2) })
+			g.producer.AwaitAcks(t, 500)
+			g.leave("new1")
+			g.until("with one", func() error { return g.whole(2, 1) })
+			g.finish()
+		})
+	}
 }
