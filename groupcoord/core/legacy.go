@@ -327,11 +327,11 @@ func (c *Coordinator) legacyTurn(g *legacyGroup) {
 	c.turnCompletion(g)
 	c.turnPublish(g)
 	c.turnJoins(g)
+	c.turnFences(g)
 	c.turnClaims(g)
 	c.turnReads(g)
 	c.turnMixes(g)
 	c.turnGhosts(g)
-	c.turnFences(g)
 	if g.next <= c.now { // what is due waits for a proposal that is under way, or for others
 		g.next = c.now + retryAfter
 	}

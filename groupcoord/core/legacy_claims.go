@@ -64,12 +64,11 @@ func (c *Coordinator) blocked(g *legacyGroup, h *held) (by id.SessionID, waits b
 		owner := id.SessionID(z.Stat.EphemeralOwner)
 		return owner, owner != 0 && owner != h.session
 	}
-	r := g.row.Reservation(h.topic, h.partition)
-	if r == nil || !c.v.GateOn(g.name, state.GateReservation) {
-		return 0, false
-	}
 	member, _ := c.v.MemberOf(h.session, g.name)
-	return 0, member != r.Member
+	if r := g.row.Reservation(h.topic, h.partition); r != nil && c.v.GateOn(g.name, state.GateReservation) {
+		return 0, member != r.Member
+	}
+	return 0, len(c.unfenced(g, id.TopicPartition{Topic: topic, Partition: h.partition}, member)) > 0
 }
 
 // turnClaims grants what is free, the oldest claim first, and refuses what has waited too long or for itself.

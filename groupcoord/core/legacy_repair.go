@@ -35,6 +35,7 @@ type reservedFetch struct {
 	member  string
 	seen    time.Duration // in this term, first
 	fetch   []Fetcher     // the connections, as they were when it ended
+	asked   time.Duration // for a fence, last
 }
 
 // turnReservations ends reservations: when the connections that fetched the partition are gone, or one session timeout after the
@@ -116,54 +117,82 @@ func (c *Coordinator) adoptFence(f *state.Fence) {
 	r.fetch = append(r.fetch, Fetcher{Broker: f.Broker, Epoch: f.Epoch, Conn: f.Conn, ClientID: f.Group})
 }
 
-// turnFences cuts connections that fetched a partition when their member's session expired off from it, once it has a new owner, and
-// forgets them when they are gone or the partition is their member's again. Only connections whose client id is the group, as with
-// old JVM consumers that set none, are surely of the group: others on the same machine may fetch the same partition.
+// unfenced lists the connections that are to be cut off from a partition before it gets another owner: they fetched it when the session of
+// its last one expired, and may go on. Only those whose client id is the group, as with old JVM consumers that set none, are
+// surely of the group: others on the same machine may fetch the same partition.
+func (c *Coordinator) unfenced(g *legacyGroup, tp id.TopicPartition, claimer string) []Fetcher {
+	f := g.fetchers[tp]
+	if f == nil || f.member == claimer || !c.v.GateOn(g.name, state.GateFence) {
+		return nil
+	}
+	live := c.liveFetches(f, tp)
+	return slices.DeleteFunc(slices.Clone(f.fetch), func(x Fetcher) bool {
+		return x.ClientID != g.name || !slices.Contains(live, x.Conn) || c.v.Fenced(x.Broker, x.Epoch, x.Conn, tp.Topic, tp.Partition)
+	})
+}
+
+// turnFences cuts connections of an expired member off from the partitions that others claim, or have, before the claims are granted;
+// and forgets them when they are gone or the partition is their member's again.
 func (c *Coordinator) turnFences(g *legacyGroup) {
 	if len(g.fetchers) == 0 {
 		return
 	}
-	if c.now < g.fenceAt {
-		g.wake(g.fenceAt)
-		return
+	claimed := map[id.TopicPartition]bool{}
+	for _, h := range g.claims {
+		if member, _ := c.v.MemberOf(h.session, g.name); g.row.Reservation(h.topic, h.partition) == nil {
+			tp := id.TopicPartition{Topic: state.OwnersTopic(h.topic), Partition: h.partition}
+			claimed[tp] = len(c.unfenced(g, tp, member)) > 0
+		}
 	}
-	g.fenceAt = c.now + fenceBeat
 	for _, tp := range sortedPartitions(g.fetchers) {
 		f := g.fetchers[tp]
-		if g.row.Reservation(tp.Topic, tp.Partition) != nil || g.row.Reservation("b'"+tp.Topic+"'", tp.Partition) != nil {
-			continue
+		if due := claimed[tp] && c.now >= f.asked+retryAfter; due || c.now >= g.fenceAt {
+			c.turnFence(g, f, tp, claimed[tp])
 		}
-		owner := cmp.Or(c.ownedByLegacy(g.name, tp.Topic, tp.Partition), c.holder(g.name, tp))
-		live := c.liveFetches(f, tp)
-		cut := &statepb.FenceFetches{Group: g.name, Member: f.member}
-		lift := &statepb.FenceFetches{Group: g.name, Member: f.member, Lift: true}
-		for _, x := range f.fetch {
-			one := &statepb.FencedFetch{Broker: int32(x.Broker), Epoch: uint64(x.Epoch), Conn: x.Conn, Topic: tp.Topic, Partition: tp.Partition}
-			fenced := c.v.Fenced(x.Broker, x.Epoch, x.Conn, tp.Topic, tp.Partition)
-			on := c.v.GateOn(g.name, state.GateFence) && slices.Contains(live, x.Conn) && x.ClientID == g.name && owner != f.member
-			switch {
-			case on && owner != "" && !fenced:
-				cut.Fetches = append(cut.Fetches, one)
-			case !on && fenced:
-				lift.Fetches = append(lift.Fetches, one)
-			}
-		}
-		for _, cmd := range []*statepb.FenceFetches{cut, lift} {
-			if len(cmd.Fetches) > 0 {
-				c.last++
-				c.do(Action{Request: c.last, Propose: &statepb.Command{Body: &statepb.Command_FenceFetches{FenceFetches: cmd}}})
-			}
-		}
-		if len(cut.Fetches) > 0 {
-			c.do(Action{Count: &Count{Gate: string(state.GateFence)}, Note: &Note{"group: connections of an expired member get no more records of a partition that has a new owner",
-				[]any{"group", g.name, "member", f.member, "topic", tp.Topic, "partition", tp.Partition, "owner", owner}}})
-		}
-		if (len(live) == 0 || owner == f.member) && len(lift.Fetches) == 0 {
-			delete(g.fetchers, tp)
-		}
+	}
+	if c.now >= g.fenceAt {
+		g.fenceAt = c.now + fenceBeat
 	}
 	if len(g.fetchers) > 0 {
 		g.wake(g.fenceAt)
+	}
+}
+
+func (c *Coordinator) turnFence(g *legacyGroup, f *reservedFetch, tp id.TopicPartition, claimed bool) {
+	if g.row.Reservation(tp.Topic, tp.Partition) != nil || g.row.Reservation("b'"+tp.Topic+"'", tp.Partition) != nil {
+		return
+	}
+	owner := c.ownedByLegacy(g.name, tp.Topic, tp.Partition)
+	live := c.liveFetches(f, tp)
+	one := func(x Fetcher) *statepb.FencedFetch {
+		return &statepb.FencedFetch{Broker: int32(x.Broker), Epoch: uint64(x.Epoch), Conn: x.Conn, Topic: tp.Topic, Partition: tp.Partition}
+	}
+	cut := &statepb.FenceFetches{Group: g.name, Member: f.member}
+	if claimed || owner != "" {
+		for _, x := range c.unfenced(g, tp, owner) {
+			cut.Fetches = append(cut.Fetches, one(x))
+		}
+	}
+	lift := &statepb.FenceFetches{Group: g.name, Member: f.member, Lift: true}
+	for _, x := range f.fetch {
+		over := !slices.Contains(live, x.Conn) || owner == f.member || !c.v.GateOn(g.name, state.GateFence)
+		if over && c.v.Fenced(x.Broker, x.Epoch, x.Conn, tp.Topic, tp.Partition) {
+			lift.Fetches = append(lift.Fetches, one(x))
+		}
+	}
+	for _, cmd := range []*statepb.FenceFetches{cut, lift} {
+		if len(cmd.Fetches) > 0 {
+			f.asked = c.now
+			c.last++
+			c.do(Action{Request: c.last, Propose: &statepb.Command{Body: &statepb.Command_FenceFetches{FenceFetches: cmd}}})
+		}
+	}
+	if len(cut.Fetches) > 0 {
+		c.do(Action{Count: &Count{Gate: string(state.GateFence)}, Note: &Note{"group: connections of an expired member get no more records of a partition that others claim",
+			[]any{"group", g.name, "member", f.member, "topic", tp.Topic, "partition", tp.Partition}}})
+	}
+	if (len(live) == 0 || owner == f.member) && len(lift.Fetches) == 0 {
+		delete(g.fetchers, tp)
 	}
 }
 

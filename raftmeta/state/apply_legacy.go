@@ -350,6 +350,7 @@ func (s *State) fenceFetches(c *statepb.FenceFetches) *statepb.Result {
 		s.fences.put(key, &Fence{Broker: id.BrokerID(f.Broker), Epoch: id.BrokerEpoch(f.Epoch), Conn: f.Conn, Topic: f.Topic,
 			Partition: f.Partition, Group: c.Group, Member: c.Member})
 	}
+	s.changed(Change{Kind: GroupChanged, Group: c.Group})
 	return &statepb.Result{Zxid: int64(s.meta.ZXID)}
 }
 
