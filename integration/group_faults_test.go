@@ -133,23 +133,48 @@ func (o *oldMembers) events(process, word string) (found []string) {
 }
 
 // ephemerals returns the group's ephemeral nodes by path, with their sessions (C11).
-func ephemerals(t *testing.T, conn *zk.Conn, group, topic string) map[string]int64 {
-	t.Helper()
+func ephemerals(conn *zk.Conn, group, topic string) (map[string]int64, error) {
 	all := map[string]int64{}
 	for _, dir := range []string{"/consumers/" + group + "/ids", "/consumers/" + group + "/owners/" + topic} {
 		names, _, err := conn.Children(dir)
 		if err != nil && !errors.Is(err, zk.ErrNoNode) {
-			t.Fatal(err)
+			return nil, err
 		}
 		for _, name := range names {
 			_, stat, err := conn.Get(dir + "/" + name)
 			if err == nil {
 				all[dir+"/"+name] = stat.EphemeralOwner
 			} else if !errors.Is(err, zk.ErrNoNode) {
-				t.Fatal(err)
+				return nil, err
 			}
 		}
 	}
+	return all, nil
+}
+
+// createNode makes a node over whatever happens to the connection: one that is there already is a persistent one, or this session's own.
+func createNode(t *testing.T, conn *zk.Conn, path string, data []byte, flags int32) {
+	t.Helper()
+	testtool.Eventually(t, memberLimit, func() error {
+		_, err := conn.Create(path, data, flags, zk.WorldACL(zk.PermAll))
+		if !errors.Is(err, zk.ErrNodeExists) {
+			return err
+		}
+		_, stat, err := conn.Exists(path)
+		if err == nil && flags == zk.FlagEphemeral && (stat == nil || stat.EphemeralOwner != conn.SessionID()) {
+			err = fmt.Errorf("%s is another session's", path)
+		}
+		return err
+	})
+}
+
+// nodes is ephemerals over whatever happens to the connection.
+func nodes(t *testing.T, conn *zk.Conn, group, topic string) (all map[string]int64) {
+	t.Helper()
+	testtool.Eventually(t, memberLimit, func() (err error) {
+		all, err = ephemerals(conn, group, topic)
+		return err
+	})
 	return all
 }
 
@@ -170,9 +195,9 @@ func TestOldMemberKilledAndBack(t *testing.T) {
 	}
 	testtool.Eventually(t, memberLimit, func() error { return o.check.whole(conn, admin, 3) })
 	testtool.Eventually(t, memberLimit, func() error { return o.check.committed(admin, perPartition) })
-	_, old, err := conn.Get("/consumers/" + topic + "/ids/" + topic + "_a")
-	if err != nil {
-		t.Fatal(err)
+	old := nodes(t, conn, topic, topic)["/consumers/"+topic+"/ids/"+topic+"_a"]
+	if old == 0 {
+		t.Fatal("the member that is to be killed has no node")
 	}
 	killed := time.Now()
 	o.procs["a"].killed = true
@@ -180,8 +205,12 @@ func TestOldMemberKilledAndBack(t *testing.T) {
 	o.join("a again", "a")
 	fill(t, to.brokers, topic, perPartition, 2*perPartition)
 	testtool.Eventually(t, memberLimit, func() error {
-		for path, session := range ephemerals(t, conn, topic, topic) {
-			if session == old.EphemeralOwner {
+		all, err := ephemerals(conn, topic, topic)
+		if err != nil {
+			return err
+		}
+		for path, session := range all {
+			if session == old {
 				return fmt.Errorf("%s of the killed member's session is still there", path)
 			}
 		}
@@ -255,7 +284,7 @@ func TestOldMembersCutOff(t *testing.T) {
 	before := map[string]map[string]int64{}
 	for topic := range groups {
 		testtool.Eventually(t, memberLimit, func() error { return owned(topic, groupPartitions-2) })
-		before[topic] = ephemerals(t, conn, topic, topic)
+		before[topic] = nodes(t, conn, topic, topic)
 	}
 	for _, n := range c.Nodes {
 		net.Isolate("consumers", n.Name)
@@ -269,10 +298,11 @@ func TestOldMembersCutOff(t *testing.T) {
 		cancel()
 	}
 	testtool.Eventually(t, memberLimit, func() error {
-		if left := ephemerals(t, conn, "twice", "twice"); len(left) > 0 {
-			return fmt.Errorf("sessions of 5 s live on: %v", left)
+		left, err := ephemerals(conn, "twice", "twice")
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("sessions of 5 s live on: %v", left)
 		}
-		return nil
+		return err
 	})
 	t.Logf("sessions of 5 s ended %v after the cut", time.Since(cut).Round(10*time.Millisecond))
 	time.Sleep(time.Until(cut.Add(10 * time.Second))) // the fault
@@ -284,12 +314,12 @@ func TestOldMembersCutOff(t *testing.T) {
 		testtool.Eventually(t, memberLimit, func() error { return owned(topic, groupPartitions) })
 		fill(t, to.brokers, topic, 0, perPartition)
 	}
-	for path, session := range ephemerals(t, conn, "long", "long") {
+	for path, session := range nodes(t, conn, "long", "long") {
 		if was, ok := before["long"][path]; ok && strings.Contains(path, "/ids/") && was != session {
 			t.Errorf("%s: session %x became %x over a third of its timeout", path, was, session)
 		}
 	}
-	for path, session := range ephemerals(t, conn, "twice", "twice") {
+	for path, session := range nodes(t, conn, "twice", "twice") {
 		if was, ok := before["twice"][path]; ok && was == session {
 			t.Errorf("%s is of session %x, which had ended", path, was)
 		}
@@ -315,15 +345,11 @@ func TestSessionsOverKilledLeaders(t *testing.T) {
 	}
 	var clients []client
 	admin := dialZK(t, addrs...)
-	if _, err := admin.Create("/live", nil, 0, zk.WorldACL(zk.PermAll)); err != nil {
-		t.Fatal(err)
-	}
+	createNode(t, admin, "/live", nil, 0)
 	for i := range 50 {
 		conn := dialZK(t, addrs[i%3], addrs[(i+1)%3], addrs[(i+2)%3])
 		path := fmt.Sprintf("/live/%d", i)
-		if _, err := conn.Create(path, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll)); err != nil {
-			t.Fatal(err)
-		}
+		createNode(t, conn, path, nil, zk.FlagEphemeral)
 		clients = append(clients, client{conn, conn.SessionID(), path})
 	}
 	for round := range rounds {

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"errors"
 	"fmt"
 	"path"
 	"strings"
@@ -64,13 +63,7 @@ func (l *lazy) mkdir(node string) {
 
 func (l *lazy) create(node, data string, flags int32) {
 	l.t.Helper()
-	testtool.Eventually(l.t, memberLimit, func() error {
-		_, err := l.conn.Create(node, []byte(data), flags, zk.WorldACL(zk.PermAll))
-		if errors.Is(err, zk.ErrNodeExists) && flags == 0 {
-			err = nil
-		}
-		return err
-	})
+	createNode(l.t, l.conn, node, []byte(data), flags)
 }
 
 // claim takes all partitions.
@@ -220,11 +213,8 @@ func (h *heldCase) checkJoin(t *testing.T, conn *zk.Conn) error {
 // refused.
 func (h *heldCase) verify(t *testing.T, conn *zk.Conn) {
 	t.Helper()
-	now, err := h.registered(conn)
-	if err != nil {
-		t.Error(err)
-		return
-	}
+	var now *zk.Stat
+	testtool.Eventually(t, memberLimit, func() (err error) { now, err = h.registered(conn); return err })
 	if now.EphemeralOwner != h.stat.EphemeralOwner {
 		t.Errorf("%s %s: its session %x became %x", h.name, h.kind, h.stat.EphemeralOwner, now.EphemeralOwner)
 	}

@@ -188,12 +188,21 @@ while True:
 const kafkaNodeMember = `
 const kafka = require('kafka-node'), [brokers, zookeeper, group, topic, session] = process.argv.slice(-5);
 console.log('{"event":"ready"}');
-process.stdin.once('data', () => {
+function join() { // it tries once to register: an application of it begins anew
   const client = new kafka.Client(zookeeper, group, {sessionTimeout: Number(session)});
   const c = new kafka.HighLevelConsumer(client, [{topic}], {groupId: group, autoCommitIntervalMs: 200});
+  let joined = false, over = false;
+  c.on('rebalanced', () => { joined = true; });
   c.on('message', m => console.log(JSON.stringify({partition: m.partition, offset: m.offset})));
-  c.on('error', e => console.log(JSON.stringify({event: 'error', message: String(e)})));
-});
+  c.on('error', e => {
+    console.log(JSON.stringify({event: 'error', message: String(e)}));
+    if (joined || over) return;
+    over = true;
+    client.close(() => {});
+    setTimeout(join, 1000);
+  });
+}
+process.stdin.once('data', join);
 `
 
 const kafkajsMember = `

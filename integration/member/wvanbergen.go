@@ -25,17 +25,16 @@ func wvanbergen(ctx context.Context, o Options, out *lines) error {
 	}
 	defer conn.Close()
 	w := &oldMember{Options: o, conn: conn, out: out, id: o.Group + "-host:" + o.Name, offsets: map[int32]*zkOffset{}}
-	if err := w.brokers(); err != nil {
-		return err
-	}
-	if err := w.mkdir("/consumers/" + o.Group); err != nil {
-		return err
-	}
-	if err := w.register(); err != nil {
-		return err
-	}
-	for ctx.Err() == nil {
-		if err := w.generation(ctx); err != nil && ctx.Err() == nil {
+	for started := false; ctx.Err() == nil; {
+		var err error
+		if !started {
+			err = w.start()
+			started = err == nil
+		}
+		if err == nil {
+			err = w.generation(ctx)
+		}
+		if err != nil && ctx.Err() == nil {
 			out.event("error", err)
 			select {
 			case <-ctx.Done():
@@ -67,6 +66,14 @@ var everyone = zk.WorldACL(zk.PermAll)
 
 func (w *oldMember) path(parts ...string) string {
 	return path.Join(append([]string{"/consumers", w.Group}, parts...)...)
+}
+
+// start is what it does once.
+func (w *oldMember) start() error {
+	if err := w.brokers(); err != nil {
+		return err
+	}
+	return w.mkdir("/consumers/" + w.Group)
 }
 
 // brokers reads the brokers as kazoo-go does when it connects.

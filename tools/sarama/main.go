@@ -54,8 +54,9 @@ func run() error {
 		cancel()
 	}()
 	for ctx.Err() == nil {
-		if err := group.Consume(ctx, []string{os.Args[3]}, handler{}); err != nil {
-			return err
+		if err := group.Consume(ctx, []string{os.Args[3]}, handler{}); err != nil && ctx.Err() == nil {
+			fmt.Fprintln(os.Stderr, "sarama:", err)
+			time.Sleep(time.Second) // an application of it joins again
 		}
 	}
 	return group.Close()
