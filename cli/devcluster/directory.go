@@ -219,8 +219,8 @@ cluster.port=%d
 barnabas.cluster.id=%s
 barnabas.directory.id=%s
 barnabas.voters=%s
-# A group begins with its first member; 3000 (the default elsewhere) waits for members that start together.
-group.initial.rebalance.delay.ms=0
+# A new group waits half a second for more members, anew as long as they come (elsewhere 1000).
+group.initial.rebalance.delay.ms=500
 `, n.ID, n.ID, d.node(n.ID, "data"), loopback, n.Kafka, n.ZooKeeper, n.Admin, n.Peer, d.manifest.ClusterID, n.DirectoryID,
 		strings.Join(voters, ","))
 }
