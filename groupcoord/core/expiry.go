@@ -97,7 +97,7 @@ func subscriptions(row *state.Group) (topics map[string]bool, ok bool) {
 	}
 	topics = map[string]bool{}
 	for _, m := range row.Members {
-		if row.Consumer && m.Consumer != nil && !m.Classic() {
+		if row.Consumer && m.Consumer != nil {
 			if m.Consumer.Regex != "" { // it may read any topic
 				return nil, false
 			}
