@@ -93,7 +93,7 @@ func TestHighLevelConsumer(t *testing.T) {
 	}
 	until := func(what string, ok func(map[string]int) bool) {
 		t.Helper()
-		for end := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		for end := time.Now().Add(3 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 			if ok(owners()) {
 				return
 			}
