@@ -14,13 +14,9 @@
 // offsets (legacy_claims.go). legacy_repair.go ends what members left behind: reservations, connections, members that gave up.
 // All of it is memory of the term: a new coordinator gets the requests again from the nodes and finds the rest in the state.
 //
-// # Seams for groups that also have other members (groups.md, "Mixed groups")
-//
-// Coordinator.legacy.hooks is nil-safe; set it before the first call. Pool names the registrations of the next generation that stand for
-// modern members; May lets a publish wait until they have given up what leaves their block; Theirs says which partitions no znode
-// consumer will claim; Held which ones a modern member still has, so that claims wait. Turned is told of every generation
-// that was published or completed. The other way round: poolChanged asks for a new generation, ownedByLegacy and the state's reservations
-// tell what znode consumers have, unknownTo whether a generation is still to be published or claimed.
+// Seams for groups that also have other members (groups.md, "Mixed groups") are LegacyHooks, set before the first call (mixed.go). The
+// other way round, poolChanged asks for a new generation, and ownedByLegacy and the state's reservations tell what znode consumers have.
+
 package core
 
 import (
