@@ -59,8 +59,6 @@ type LegacyHooks struct {
 	Refuse func(group, memberID string, reg state.Registration) string
 	// Strategy is how the members are expected to share partitions out: Legacy.Strategy of the next generation.
 	Strategy func(group string) int32
-	// Turned is told that a generation was published (complete false) or completed.
-	Turned func(g *state.Legacy)
 }
 
 // legacies is the memory of all legacy groups in this term.

@@ -55,8 +55,6 @@ func (c *Coordinator) look(g *legacyGroup) {
 	if numberOf(row) != g.number {
 		c.beginGeneration(g, row)
 		c.began(g)
-	} else if row != nil && g.row != nil && row.Complete && !g.row.Complete && c.legacy.hooks.Turned != nil {
-		c.legacy.hooks.Turned(row)
 	}
 	g.row = row
 	if !g.stale {
@@ -443,9 +441,6 @@ func (c *Coordinator) began(g *legacyGroup) {
 		return
 	}
 	c.do(Action{Count: &Count{Kind: state.KindLegacy, Reason: c.lastCause(g)}, Note: c.publishedNote(g)})
-	if c.legacy.hooks.Turned != nil {
-		c.legacy.hooks.Turned(g.row)
-	}
 }
 
 // isRead reports whether a shown member of the generation reads a topic.
