@@ -436,9 +436,9 @@ func sortedKeys[V any](m map[string]V) []string {
 func (c *Coordinator) who(memberID string, reg state.Registration, session int64) string {
 	s, ok := c.v.Session(id.SessionID(session))
 	if !ok || s.Host == "" {
-		return fmt.Sprintf("%s (%s)", memberID, reg.Dialect)
+		return fmt.Sprintf("%s (%s)", clip(memberID), reg.Dialect)
 	}
-	return fmt.Sprintf("%s (%s at %s)", memberID, reg.Dialect, s.Host)
+	return fmt.Sprintf("%s (%s at %s)", clip(memberID), reg.Dialect, s.Host)
 }
 
 // legacyState is the state of a group of znode consumers in Kafka's words.

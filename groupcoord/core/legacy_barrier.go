@@ -214,12 +214,12 @@ func (c *Coordinator) memberCame(g *legacyGroup, memberID string, p parsed) {
 
 func (c *Coordinator) memberLeft(g *legacyGroup, memberID string, session id.SessionID) {
 	if _, alive := c.v.Session(session); alive {
-		g.because("leave", memberID+" left")
+		g.because("leave", clip(memberID)+" left")
 	} else if reserved(g, c.v, session) {
-		g.because("expired", fmt.Sprintf("the session of %s expired", memberID))
+		g.because("expired", fmt.Sprintf("the session of %s expired", clip(memberID)))
 		g.deaths = true
 	} else {
-		g.because("leave", fmt.Sprintf("the session of %s ended", memberID))
+		g.because("leave", fmt.Sprintf("the session of %s ended", clip(memberID)))
 	}
 	if row, ok := c.v.Legacy(g.name); ok && !row.Complete && row.Shows(memberID) != nil {
 		g.gone = true
@@ -522,11 +522,14 @@ func (c *Coordinator) ownerChanged(g *legacyGroup, p state.Path, kind state.Chan
 			h.check = true
 		}
 	}
+	tp := id.TopicPartition{Topic: state.OwnersTopic(p.Topic), Partition: n}
+	if g.fetchers[tp] != nil {
+		g.fenceAt = c.now // connections of the one before are cut off at once
+	}
 	row, ok := c.v.Legacy(g.name)
 	if !ok || g.row == nil || row.Number != g.number || g.missing == nil {
 		return
 	}
-	tp := id.TopicPartition{Topic: state.OwnersTopic(p.Topic), Partition: n}
 	if t, ok := row.Topic(tp.Topic); !ok || n >= t.Partitions {
 		return
 	}
@@ -539,7 +542,7 @@ func (c *Coordinator) ownerChanged(g *legacyGroup, p state.Path, kind state.Chan
 	default:
 		delete(g.missing, tp)
 		if z, ok := c.v.Owner(g.name, p.Topic, p.Name); ok && kind == state.ZnodeCreated {
-			g.claimedBy, g.claimedAt = string(z.Data), c.now
+			g.claimedBy, g.claimedAt = clip(string(z.Data)), c.now
 		}
 	}
 }

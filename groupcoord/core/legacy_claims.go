@@ -42,8 +42,11 @@ func (c *Coordinator) claimSettled(g *legacyGroup, h *held, res *statepb.Result)
 			return
 		}
 	}
-	if res.Code == statepb.Code_OK {
+	switch res.Code {
+	case statepb.Code_OK:
 		delete(g.failed, h.session)
+	case statepb.Code_NODE_EXISTS:
+		c.claimFailed(g, h)
 	}
 	c.letGo(g, h, res)
 }
@@ -92,6 +95,9 @@ func (c *Coordinator) turnClaims(g *legacyGroup) {
 			c.stopWaiting(h)
 			c.proposeHeld(h)
 			continue
+		}
+		if h.until == 0 { // it looked free, and another claim of the partition is under way
+			c.budget(g, h, claimBound)
 		}
 		if h.until <= c.now {
 			c.refuseClaim(g, h, "the partition was not released in time")

@@ -240,7 +240,13 @@ func (c *Coordinator) claimFailed(g *legacyGroup, h *held) {
 // turnGhosts expires the sessions of members that have given up: refused, without any partition, and silent for two back-offs after the
 // generation closed. A JVM consumer then registers anew and has four fresh attempts (zk-paths.md 6.3, L5).
 func (c *Coordinator) turnGhosts(g *legacyGroup) {
-	if len(g.failed) == 0 || g.row == nil || !g.row.Complete {
+	switch {
+	case len(g.failed) == 0:
+		return
+	case numberOf(g.row) == 0: // there are no generations whose partitions would be missing
+		clear(g.failed)
+		return
+	case !g.row.Complete:
 		return
 	}
 	for _, s := range slices.Sorted(maps.Keys(g.failed)) {

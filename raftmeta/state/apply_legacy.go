@@ -175,15 +175,29 @@ func generationRecord(wallMs int64, old, g *Legacy, r *statepb.Rebalance) *Rebal
 		Before: int32(len(old.Members)), After: int32(len(g.Members)), WaitedMs: r.GetWaitedMs(), WaitedFor: r.GetWaitedFor(), Holds: r.GetHolds()}
 	for _, m := range g.Members {
 		if old.Shows(m.ID) == nil {
-			out.Joined = append(out.Joined, m.ID)
+			out.Joined = listed(out.Joined, m.ID)
 		}
 	}
 	for _, m := range old.Members {
 		if g.Shows(m.ID) == nil {
-			out.Left = append(out.Left, m.ID)
+			out.Left = listed(out.Left, m.ID)
 		}
 	}
 	return out
+}
+
+// listed bounds the lists of an explanation: a hundred of them are kept, and ids are as long as clients make them.
+func listed(ids []string, id string) []string {
+	const most, longest = 50, 200
+	switch {
+	case len(ids) > most:
+		return ids
+	case len(ids) == most:
+		return append(ids, "...")
+	case len(id) > longest:
+		id = id[:longest] + "..."
+	}
+	return append(ids, id)
 }
 
 // explain adds a record to a group's head.
