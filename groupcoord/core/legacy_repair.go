@@ -144,6 +144,11 @@ func (c *Coordinator) turnFences(g *legacyGroup) {
 			claimed[tp] = len(c.unfenced(g, tp, member)) > 0
 		}
 	}
+	if row, _ := c.v.Group(g.name); row != nil && len(row.Members) > 0 { // members by Kafka's protocol are given partitions without a claim
+		for tp := range g.fetchers {
+			claimed[tp] = claimed[tp] || len(c.unfenced(g, tp, "")) > 0
+		}
+	}
 	for _, tp := range sortedPartitions(g.fetchers) {
 		f := g.fetchers[tp]
 		if due := claimed[tp] && c.now >= f.asked+retryAfter; due || c.now >= g.fenceAt {

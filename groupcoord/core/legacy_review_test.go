@@ -1,11 +1,13 @@
 package core
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	pb "github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
@@ -60,5 +62,38 @@ func TestFenceComesWithTheNewOwner(t *testing.T) {
 	p.advance(10 * time.Millisecond)
 	if !p.s.View().AnyFence() {
 		t.Fatal("the connection still gets records, and the partition has another owner\n", p.out.String())
+	}
+}
+
+// In a mixed group too nobody is given a partition that a connection of its expired owner still fetches.
+func TestFenceComesBeforeAModernOwner(t *testing.T) {
+	w := newTown(t)
+	w.topic("t", 4)
+	w.add("g_a", state.DialectJVM, "t:1").start()
+	w.consumer("M1", "t").start()
+	w.pass(10 * time.Second)
+	w.want(t, "before", "M1 t[2 3]; g_a t[0 1]")
+	w.mind.cfg.Fetching = func(id.TopicPartition) []Fetcher { return w.fetching }
+	w.fetching = []Fetcher{{Broker: 1, Epoch: 1, Conn: 7, ClientID: "g", Host: "10.0.0.1"}}
+	oneOwner := w.check
+	topic, _ := w.s.View().Topic("t")
+	w.check = func() {
+		oneOwner()
+		v := w.s.View()
+		for n := range int32(2) {
+			row, _ := v.Group("g")
+			held := slices.ContainsFunc(row.Members, func(m *state.Member) bool { return m.Consumer != nil && m.Consumer.Held(topic.ID, n) })
+			if held && !v.Fenced(1, 1, 7, "t", n) {
+				t.Fatalf("t-%d was given away, and a connection of its last owner still fetches it", n)
+			}
+		}
+	}
+	m := w.member("g_a")
+	m.quit(true)
+	m.paused = true
+	for end := w.now + 30*time.Second; w.modern("M1").owned[id.TopicPartition{Topic: "t", Partition: 0}] == false; w.pass(100 * time.Millisecond) {
+		if w.now > end {
+			t.Fatalf("the partitions of the dead consumer are never given away\n%s", w.out.String())
+		}
 	}
 }

@@ -325,10 +325,13 @@ func (c *Coordinator) mixUniverse(v *state.View, group string, t *state.Topic) [
 }
 
 func (c *Coordinator) mixFree(v *state.View, group string, t id.TopicID, partition int32) bool {
+	topic := c.topicName(t)
+	if g := c.legacy.groups[group]; g != nil && len(c.unfenced(g, id.TopicPartition{Topic: topic, Partition: partition}, "")) > 0 {
+		return false
+	}
 	if !c.hasLegacy(v, group) && !c.zooKeeperOwners(group) {
 		return true
 	}
-	topic := c.topicName(t)
 	if _, owned := v.Owner(group, topic, strconv.Itoa(int(partition))); owned {
 		return false
 	}
@@ -439,21 +442,6 @@ func (c *Coordinator) mixHeld(v *state.View, group, topic string, partition int3
 	}
 	t, ok := v.Topic(topic)
 	return ok && c.Held(group, t.ID, partition)
-}
-
-// holder is the member by Kafka's protocols that has a partition, "" for nobody.
-func (c *Coordinator) holder(group string, tp id.TopicPartition) string {
-	row, ok := c.v.Group(group)
-	t, exists := c.v.Topic(tp.Topic)
-	if !ok || !exists || !row.Consumer {
-		return ""
-	}
-	for _, m := range row.Members {
-		if m.Consumer != nil && m.Consumer.Held(t.ID, tp.Partition) {
-			return m.ID
-		}
-	}
-	return ""
 }
 
 // mixRefuseLegacy tells why a znode consumer cannot be let into a group that has members of other kinds; "": it can.
