@@ -2,6 +2,7 @@ package core
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -95,5 +96,20 @@ func TestFenceComesBeforeAModernOwner(t *testing.T) {
 		if w.now > end {
 			t.Fatalf("the partitions of the dead consumer are never given away\n%s", w.out.String())
 		}
+	}
+}
+
+// What registrations make us compute is bounded over all topics of a pattern and all members, not for each.
+func TestStreamsOfAllTopicsAreBounded(t *testing.T) {
+	topics := make([]string, 1000)
+	for i := range topics {
+		topics[i] = "t" + strconv.Itoa(i)
+	}
+	reg, ok := state.ParseRegistration([]byte(`{"version":1,"subscription":{".*":9999},"pattern":"white_list","timestamp":"1"}`))
+	if !ok {
+		t.Fatal("not a registration")
+	}
+	if _, err := planMembersOf([]registered{{"g_a", reg}}, topics); err == nil || !strings.Contains(err.Error(), "streams") {
+		t.Errorf("ten million threads are computed: %v", err)
 	}
 }

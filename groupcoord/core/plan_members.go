@@ -46,6 +46,9 @@ func planMemberOf(id string, reg state.Registration, topics []string) (planMembe
 // maxStreams bounds what one registration makes us compute; nobody has as many threads.
 const maxStreams = 10_000
 
+// maxAllStreams bounds it for a group, over all topics.
+const maxAllStreams = 200_000
+
 // javaPattern is a topic filter as kafka.consumer.TopicFilter reads it: quotes and blanks are dropped, a comma is an alternative,
 // and the whole name must match. What Java and Go read differently is refused.
 func javaPattern(raw string) (func(topic string) bool, error) {
@@ -95,10 +98,17 @@ type registered struct {
 // planMembersOf counts all members of a group. Those of two dialects cannot be computed: each side counts the other otherwise.
 func planMembersOf(members []registered, topics []string) ([]planMember, error) {
 	var out []planMember
+	all := 0
 	for _, r := range members {
 		m, err := planMemberOf(r.id, r.reg, topics)
 		if err != nil {
 			return nil, err
+		}
+		for _, n := range m.streams {
+			all += n
+		}
+		if all > maxAllStreams {
+			return nil, fmt.Errorf("the group's members ask for more than %d streams in all", maxAllStreams)
 		}
 		if len(out) > 0 && out[0].bare != m.bare {
 			return nil, fmt.Errorf("members %s and %s are of different dialects and compute different shares", clip(out[0].id), clip(m.id))
