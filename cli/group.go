@@ -84,8 +84,8 @@ func groupViewOf(g kadm.DescribedGroupLag, by848 map[string]string) groupView {
 	v := groupView{Name: g.Group, State: g.State, Strategy: g.Protocol, Members: []memberView{}}
 	for _, m := range g.Members {
 		mv := memberView{ID: m.MemberID, Client: m.ClientID, Host: m.ClientHost, Kind: kindClassic}
-		if m.ClientHost == kindZooKeeper {
-			mv.Kind = kindZooKeeper
+		if host, ok := strings.CutPrefix(m.ClientHost, kindZooKeeper); ok && (host == "" || host[0] == '/') {
+			mv.Kind, mv.Host = kindZooKeeper, host
 		} else if k := by848[m.MemberID]; k != "" {
 			mv.Kind = k
 		}

@@ -162,7 +162,7 @@ func (g *mixedGroup) newOwners() (map[int32]string, error) {
 	}
 	owners := map[int32]string{}
 	for _, m := range described[g.id].Members {
-		if m.ClientHost == "zookeeper" {
+		if strings.HasPrefix(m.ClientHost, "zookeeper") {
 			continue
 		}
 		for p := range m.Assignment[g.id] {

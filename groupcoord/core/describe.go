@@ -7,6 +7,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 )
 
@@ -105,9 +106,12 @@ func (c *Coordinator) legacyMembers(out *kmsg.DescribeGroupsResponseGroup) {
 		})
 		return true
 	})
-	c.v.Members(out.Group, func(member string, _ *state.Znode) bool {
+	c.v.Members(out.Group, func(member string, z *state.Znode) bool {
 		o := kmsg.NewDescribeGroupsResponseGroupMember()
-		o.MemberID, o.ClientID, o.ClientHost = member, member, "zookeeper"
+		o.MemberID, o.ClientID, o.ClientHost = member, member, "zookeeper" // by which tools of ours tell its kind
+		if s, ok := c.v.Session(id.SessionID(z.Stat.EphemeralOwner)); ok && s.Host != "" {
+			o.ClientHost += "/" + s.Host
+		}
 		o.ProtocolMetadata = []byte{}
 		a := kmsg.NewConsumerMemberAssignment()
 		for topic, partitions := range owned[member] {
