@@ -165,8 +165,8 @@ func (c *Coordinator) begin(v *state.View, now time.Duration) {
 		}
 		return true
 	})
+	c.loadMixes() // the barrier looks at the pools
 	c.loadLegacy()
-	c.loadMixes()
 }
 
 func (c *Coordinator) do(a Action) { c.acts = append(c.acts, a) }

@@ -46,8 +46,11 @@ func compilePattern(raw string) pattern {
 
 func (p pattern) matches(topic string) bool { return p.re == nil || p.re.MatchString(topic) }
 
-// barrierOn reports whether members of a group are shown generations.
-func (c *Coordinator) barrierOn(g *legacyGroup) bool { return c.v.GateOn(g.name, state.GateBarrier) }
+// barrierOn reports whether members of a group are shown generations. While they share with members of other kinds, they are: it is by the
+// pool that they do.
+func (c *Coordinator) barrierOn(g *legacyGroup) bool {
+	return c.v.GateOn(g.name, state.GateBarrier) || c.plans.asked[g.name] != ""
+}
 
 // look takes in what the state says of a group: what is published, and what would be.
 func (c *Coordinator) look(g *legacyGroup) {
@@ -310,14 +313,15 @@ func (c *Coordinator) turnJoins(g *legacyGroup) {
 
 func (c *Coordinator) turnPublish(g *legacyGroup) {
 	on := c.barrierOn(g)
+	shown := g.row != nil && g.row.Number > 0 && !g.row.Withdrawn
 	switch {
 	case g.putting != 0:
 		return
 	case g.retryAt != never && g.retryAt > c.now:
 		g.wake(g.retryAt)
 		return
-	case !on:
-		if g.row != nil && g.row.Number > 0 && !g.row.Withdrawn {
+	case !on && (!shown || g.since == never): // what members do not know yet they are told first
+		if shown {
 			c.publish(g, true)
 		}
 		return

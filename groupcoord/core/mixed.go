@@ -186,9 +186,6 @@ func (m *mix) compute(c *Coordinator, group string) {
 	case m.of.off && len(raw) > 0:
 		m.why = fmt.Sprintf("the group's gate %q is off: its consumers by ZooKeeper cannot be shown a pool", state.GateBarrier)
 	}
-	if m.why != "" {
-		m.pool = nil
-	}
 }
 
 func numbers(n int32) []int32 {
@@ -462,6 +459,8 @@ func (c *Coordinator) mixRefuseLegacy(group, memberID string, reg state.Registra
 	}
 	g = c.group(group)
 	switch {
+	case len(g.members())+len(g.joins) == 0: // consumer members are on their way in
+		return ""
 	case g.modern():
 		if !c.v.GateOn(group, state.GateBarrier) {
 			return fmt.Sprintf("the group has members by Kafka's protocol, and its gate %q is off", state.GateBarrier)

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
+	pb "github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
 func (w *town) want(t *testing.T, when, want string) {
@@ -189,6 +190,35 @@ func TestMixedMemberThatDoesNotPoll(t *testing.T) {
 	w.modern("M1").paused = false
 	w.pass(10 * time.Second)
 	w.want(t, "it polls again", "M1 t[2 3]; g_a t[0 1]")
+}
+
+// The barrier cannot be switched off while members of both kinds are in a group: they share by the pool that it shows. Once it is off, the
+// other kind is not let in.
+func TestMixedNeedsTheBarrier(t *testing.T) {
+	w := newTown(t)
+	w.topic("t", 4)
+	w.add("g_a", state.DialectJVM, "t:1").start()
+	w.pass(3 * time.Second)
+	w.consumer("M1", "t").start()
+	w.pass(5 * time.Second)
+	w.want(t, "with the barrier", "M1 t[2 3]; g_a t[0 1]")
+	w.must(&pb.Command{Body: &pb.Command_SetConfig{SetConfig: &pb.SetConfig{Type: state.GroupConfigs, Name: "g", ZnodeVersion: -1, Entries: []*pb.ConfigEntry{{Name: state.GatesOff, Value: "barrier"}}}}})
+	w.pass(20 * time.Second)
+	w.want(t, "switched off", "M1 t[2 3]; g_a t[0 1]")
+	w.failover()
+	w.pass(5 * time.Second)
+	w.want(t, "with another coordinator", "M1 t[2 3]; g_a t[0 1]")
+	if row, _ := w.s.View().Legacy("g"); row.Withdrawn {
+		t.Error("the pool is shown no more")
+	}
+	w.modern("M1").leave()
+	w.pass(10 * time.Second)
+	w.want(t, "alone", "g_a t[0 1 2 3]")
+	w.modern("M1").start()
+	w.pass(5 * time.Second)
+	if got := w.refusals(); len(got) != 1 || !strings.Contains(got[0], `the group's gate "barrier" is off`) {
+		t.Errorf("%q", got)
+	}
 }
 
 // restart starts a member anew; one that was refused still has its session.
