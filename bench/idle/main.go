@@ -139,7 +139,11 @@ func remove(ctx context.Context, port int) error {
 }
 
 func nodePIDs(dir string) (pids []int, err error) {
-	b, err := os.ReadFile(filepath.Join(dir, "cluster", "cluster.json"))
+	file := filepath.Join(dir, "cluster", "cluster.json")
+	b, err := os.ReadFile(file)
+	for end := time.Now().Add(startLimit); os.IsNotExist(err) && time.Now().Before(end); b, err = os.ReadFile(file) {
+		time.Sleep(10 * time.Millisecond) // dev writes it when all nodes serve; the first topic needs fewer
+	}
 	if err != nil {
 		return nil, err
 	}
