@@ -409,9 +409,10 @@ func (s *stage) tell(l line) {
 	}
 }
 
-// Each file is a story: lines that say what happens, and after each one, after >, what comes of it.
-func TestStories(t *testing.T) {
-	files, err := filepath.Glob("testdata/classic/*.txt")
+// stories runs the files of a folder: lines that say what happens, and after each one, after >, what comes of it. begin sets the
+// stage by the whole text; what it returns does what a line says and tells what came of it.
+func stories(t *testing.T, pattern string, begin func(t *testing.T, text string) func(line) string) {
+	files, err := filepath.Glob(pattern)
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}
@@ -421,32 +422,46 @@ func TestStories(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cfg := Config{InitialDelay: -1}
-			if bytes.Contains(want, []byte("# initial delay")) {
-				cfg.InitialDelay = 3 * time.Second
-			}
-			if bytes.Contains(want, []byte("# at most two members")) {
-				cfg.MaxSize = 2
-			}
-			s := newStage(t, cfg)
+			tell := begin(t, string(want))
+			var got strings.Builder
 			for _, text := range strings.Split(strings.TrimSuffix(string(want), "\n"), "\n") {
 				if strings.HasPrefix(text, ">") {
 					continue
 				}
-				s.out.WriteString(text + "\n")
+				got.WriteString(text + "\n")
 				if text != "" && text[0] != '#' {
-					s.tell(parse(text))
+					got.WriteString(tell(parse(text)))
 				}
 			}
 			if *update {
-				if err := os.WriteFile(file, s.out.Bytes(), 0o644); err != nil {
+				if err := os.WriteFile(file, []byte(got.String()), 0o644); err != nil {
 					t.Fatal(err)
 				}
 				return
 			}
-			if got := s.out.String(); got != string(want) {
-				t.Errorf("%s came to\n%s", file, got)
+			if got.String() != string(want) {
+				t.Errorf("%s came to\n%s", file, got.String())
 			}
 		})
 	}
+}
+
+// said is what was written since it was asked last.
+func (s *stage) said() string {
+	defer s.out.Reset()
+	return s.out.String()
+}
+
+func TestStories(t *testing.T) {
+	stories(t, "testdata/classic/*.txt", func(t *testing.T, text string) func(line) string {
+		cfg := Config{InitialDelay: -1}
+		if strings.Contains(text, "# initial delay") {
+			cfg.InitialDelay = 3 * time.Second
+		}
+		if strings.Contains(text, "# at most two members") {
+			cfg.MaxSize = 2
+		}
+		s := newStage(t, cfg)
+		return func(l line) string { s.tell(l); return s.said() }
+	})
 }

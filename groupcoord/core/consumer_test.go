@@ -2,8 +2,6 @@ package core
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -183,46 +181,19 @@ func (s *story) show() {
 	}
 }
 
-// Each file is a story; see TestStories.
+// Each file is a story; see stories.
 func TestConsumerStories(t *testing.T) {
-	files, err := filepath.Glob("testdata/consumer/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			cfg := Config{InitialDelay: -1, Settle: -1}
-			if strings.Contains(string(want), "# members are awaited") {
-				cfg.Settle = 0
-			}
-			if strings.Contains(string(want), "# no upgrade") {
-				cfg.Migration = MigrateNone
-			}
-			s := newStory(t, cfg)
-			for _, text := range strings.Split(strings.TrimSuffix(string(want), "\n"), "\n") {
-				if strings.HasPrefix(text, ">") {
-					continue
-				}
-				s.out.WriteString(text + "\n")
-				if text != "" && text[0] != '#' {
-					s.tell(parse(text))
-				}
-			}
-			if *update {
-				if err := os.WriteFile(file, s.out.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if got := s.out.String(); got != string(want) {
-				t.Errorf("%s came to\n%s", file, got)
-			}
-		})
-	}
+	stories(t, "testdata/consumer/*.txt", func(t *testing.T, text string) func(line) string {
+		cfg := Config{InitialDelay: -1, Settle: -1}
+		if strings.Contains(text, "# members are awaited") {
+			cfg.Settle = 0
+		}
+		if strings.Contains(text, "# no upgrade") {
+			cfg.Migration = MigrateNone
+		}
+		s := newStory(t, cfg)
+		return func(l line) string { s.tell(l); return s.said() }
+	})
 }
 
 // Thirty members that start at once are settled within three seconds, of either protocol, with the settings that are the default.

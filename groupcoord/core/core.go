@@ -4,7 +4,6 @@
 package core
 
 import (
-	"bytes"
 	"cmp"
 	"time"
 
@@ -194,8 +193,7 @@ func (c *Coordinator) Request(v *state.View, r Request, now time.Duration) []Act
 	return []Action{{Request: r.ID, Propose: r.Command}}
 }
 
-// Settled answers with the command's result. A repeated claim that finds its own owner has succeeded the first time; a
-// member's commit is a sign of life.
+// Settled answers with the command's result. A member's commit is a sign of life.
 func (c *Coordinator) Settled(v *state.View, id RequestID, res *statepb.Result, now time.Duration) []Action {
 	c.begin(v, now)
 	if g, ok := c.puts[id]; ok {
@@ -219,15 +217,6 @@ func (c *Coordinator) Settled(v *state.View, id RequestID, res *statepb.Result, 
 	}
 	c.do(Action{Request: id, Reply: res})
 	return c.acts
-}
-
-// ownClaim reports whether the owner that a claim met is the claim itself.
-func ownClaim(v *state.View, cmd *statepb.Command) (path string, own bool) {
-	c := cmd.GetClaimOwner()
-	z, ok := v.Owner(c.Group, c.Topic, c.Name)
-	session := cmd.GetOrigin().GetSession()
-	own = ok && session != 0 && id.SessionID(z.Stat.EphemeralOwner) == id.SessionID(session) && bytes.Equal(z.Data, c.Data)
-	return "/consumers/" + c.Group + "/owners/" + c.Topic + "/" + c.Name, own
 }
 
 // Changed has consumer groups follow their topics. What else a group waits for comes as a request, a result or the time.

@@ -274,7 +274,7 @@ func (c *Coordinator) legacyChanged(changes []state.Change) {
 			}
 		}
 	}
-	for _, name := range sortedKeys(touched) {
+	for _, name := range sorted(touched) {
 		c.legacyTurn(c.legacyGroup(name))
 	}
 }
@@ -303,7 +303,7 @@ func (c *Coordinator) legacyCancel(r RequestID) bool {
 
 // expireLegacy does what is due.
 func (c *Coordinator) expireLegacy() {
-	for _, name := range sortedKeys(c.legacy.groups) {
+	for _, name := range sorted(c.legacy.groups) {
 		g := c.legacy.groups[name]
 		if g.next <= c.now {
 			c.legacyTurn(g)
@@ -421,15 +421,6 @@ func (c *Coordinator) joinStands(h *held) (*statepb.Result, bool) {
 		return nil, false
 	}
 	return &statepb.Result{Path: b.Path, Zxid: int64(c.v.ZXID()), Index: uint64(c.v.Index())}, true
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }
 
 // who names a member with what is known of its client.

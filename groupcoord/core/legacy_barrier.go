@@ -116,7 +116,7 @@ func (c *Coordinator) desire(g *legacyGroup) {
 			return true
 		})
 	}
-	w.topics = sortedKeys(topics)
+	w.topics = sorted(topics)
 	if c.legacy.hooks.Pool != nil {
 		w.pool = c.legacy.hooks.Pool(c.v, g.name)
 	}

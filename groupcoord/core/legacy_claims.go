@@ -1,6 +1,7 @@
 package core
 
 import (
+	"bytes"
 	"slices"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
@@ -49,6 +50,15 @@ func (c *Coordinator) claimSettled(g *legacyGroup, h *held, res *statepb.Result)
 		c.claimFailed(g, h)
 	}
 	c.letGo(g, h, res)
+}
+
+// ownClaim reports whether the owner that a claim met is the claim itself.
+func ownClaim(v *state.View, cmd *statepb.Command) (path string, own bool) {
+	c := cmd.GetClaimOwner()
+	z, ok := v.Owner(c.Group, c.Topic, c.Name)
+	session := cmd.GetOrigin().GetSession()
+	own = ok && session != 0 && id.SessionID(z.Stat.EphemeralOwner) == id.SessionID(session) && bytes.Equal(z.Data, c.Data)
+	return "/consumers/" + c.Group + "/owners/" + c.Topic + "/" + c.Name, own
 }
 
 // blocked tells whether a claim waits, and for which session (0: for nobody that could wait itself).

@@ -1,10 +1,7 @@
 package core
 
 import (
-	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -175,51 +172,25 @@ func (p *teller) tellRaw(l line, topic string, n int32) {
 // Each file of testdata/legacy is a story of znode consumers: lines that say what happens, and after each one, after >, what comes of
 // it. What members that act by themselves are granted is not told.
 func TestLegacyStories(t *testing.T) {
-	files, err := filepath.Glob("testdata/legacy/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			p := &teller{park: newPark(t), raw: map[string]int64{}}
-			p.mind.cfg.Fetching = func(id.TopicPartition) []Fetcher { return p.fetching }
-			p.cfg.Fetching = p.mind.cfg.Fetching
-			if bytes.Contains(want, []byte("# nobody knows who fetches")) {
-				p.mind.cfg.Fetching, p.cfg.Fetching = nil, nil
-			}
-			p.onReply = func(name string, r Request, _ kmsg.Response, res *pb.Result) { p.replied(name, r, res) }
-			var got bytes.Buffer
-			for _, text := range strings.Split(strings.TrimSuffix(string(want), "\n"), "\n") {
-				if strings.HasPrefix(text, ">") {
-					continue
-				}
-				got.WriteString(text + "\n")
-				if text == "" || text[0] == '#' {
-					continue
-				}
-				p.out.Reset()
-				p.tell(parse(text))
-				for out := range strings.Lines(p.out.String()) {
-					name, code, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(out), "> "), ": ")
-					if code == "OK" && p.member(name) != nil {
-						continue
-					}
-					got.WriteString(out)
+	stories(t, "testdata/legacy/*.txt", func(t *testing.T, text string) func(line) string {
+		p := &teller{park: newPark(t), raw: map[string]int64{}}
+		p.mind.cfg.Fetching = func(id.TopicPartition) []Fetcher { return p.fetching }
+		p.cfg.Fetching = p.mind.cfg.Fetching
+		if strings.Contains(text, "# nobody knows who fetches") {
+			p.mind.cfg.Fetching, p.cfg.Fetching = nil, nil
+		}
+		p.onReply = func(name string, r Request, _ kmsg.Response, res *pb.Result) { p.replied(name, r, res) }
+		return func(l line) string {
+			p.out.Reset()
+			p.tell(l)
+			var told strings.Builder
+			for out := range strings.Lines(p.out.String()) {
+				name, code, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(out), "> "), ": ")
+				if code != "OK" || p.member(name) == nil {
+					told.WriteString(out)
 				}
 			}
-			if *update {
-				if err := os.WriteFile(file, got.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if got.String() != string(want) {
-				t.Errorf("%s came to\n%s", file, got.String())
-			}
-		})
-	}
+			return told.String()
+		}
+	})
 }
