@@ -44,6 +44,7 @@ func table(names []string, all []outcome) {
 		row("failed attempts", func(o outcome) any { return o.failed[phase] })
 		row("ConsumerRebalanceFailedException", func(o outcome) any { return o.gaveUp[phase] })
 		row("records received twice", func(o outcome) any { return o.duplicates[phase] })
+		row("of them handed out by the client after its own last commit", func(o outcome) any { return o.own[phase] })
 		row("last change after its begin", func(o outcome) any { return o.settled[phase].Round(10 * time.Millisecond) })
 	}
 	row("all partitions owned again after the kill", func(o outcome) any { return o.ownedAfterKill.Round(10 * time.Millisecond) })

@@ -9,14 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/go-zookeeper/zk"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/barnabas-mq/barnabas/internal/testtool"
@@ -48,7 +46,7 @@ func startHost(b *testing.B, s system, dir, name string) *host {
 	b.Helper()
 	h := &host{output: filepath.Join(dir, name+".json")}
 	cmd := testtool.ProgramCommand(context.Background(), b, testtool.Kafka082, "Members", "--zookeeper", s.zookeeper, "--group", legacyGroup,
-		"--topic", legacyTopic, "--output", h.output)
+		"--topic", legacyTopic, "--output", h.output, "--trace", "true")
 	var err error
 	if h.commands, err = cmd.StdinPipe(); err != nil {
 		b.Fatal(err)
@@ -91,6 +89,7 @@ func (h *host) lines(b *testing.B) []line {
 // outcome is one column of the table.
 type outcome struct {
 	rounds, failed, gaveUp, duplicates [3]int // by phase: joins, kills, restarts
+	own                                [3]int // of the duplicates, those that the client handed out after its own last commit
 
 	ownedAfterKill time.Duration
 	settled        [3]time.Duration
@@ -146,7 +145,8 @@ func legacy(b *testing.B, s system) outcome {
 		}
 	}
 	began[1] = time.Now()
-	o.ownedAfterKill = w.allOwnedWithout(b, gone).Sub(began[1])
+	ownedAgain := w.allOwnedWithout(b, gone)
+	o.ownedAfterKill = ownedAgain.Sub(began[1])
 	settle(1, members-killed)
 
 	began[2] = time.Now()
@@ -158,8 +158,10 @@ func legacy(b *testing.B, s system) outcome {
 
 	acked := <-sending
 	o.sent = len(acked)
-	o.count(b, hosts, began, acked)
+	all := o.receive(b, hosts, acked)
 	w.close()
+	o.count(b, all, began, w.history)
+	tellKill(b, s, all, w.history, began[1], ownedAgain)
 	for _, h := range hosts {
 		h.Kill()
 	}
@@ -208,10 +210,8 @@ func produce(b *testing.B, s system) <-chan []place {
 	return done
 }
 
-// count waits until every record was received, or nothing more comes, and counts what the members wrote, by the phase in which
-// it came.
-func (o *outcome) count(b *testing.B, hosts []*host, began [3]time.Time, acked []place) {
-	var all []line
+// receive waits until every record was received, or nothing more comes, and returns all that the members wrote, by time.
+func (o *outcome) receive(b *testing.B, hosts []*host, acked []place) (all []line) {
 	read := func() (missing int) {
 		all = nil
 		seen := map[place]bool{}
@@ -240,7 +240,13 @@ func (o *outcome) count(b *testing.B, hosts []*host, began [3]time.Time, acked [
 		}
 	}
 	slices.SortStableFunc(all, func(a, b line) int { return int(a.At - b.At) })
+	return all
+}
+
+// count counts what the members wrote, by the phase in which it came.
+func (o *outcome) count(b *testing.B, all []line, began [3]time.Time, history []moment) {
 	seen := map[place]line{}
+	var twice []again
 	for _, l := range all {
 		phase := 0
 		for phase < 2 && l.At >= began[phase+1].UnixMilli() {
@@ -257,129 +263,17 @@ func (o *outcome) count(b *testing.B, hosts []*host, began [3]time.Time, acked [
 			b.Logf("+%.1fs %s: %s", time.UnixMilli(l.At).Sub(began[0]).Seconds(), l.Event, l.Message)
 		case "":
 			p := place{l.Partition, l.Offset}
-			if first, twice := seen[p]; twice {
-				if o.duplicates[phase]++; o.duplicates[phase] <= 3 {
-					b.Logf("+%.1fs %s received %v, %s did so %.1f s before", time.UnixMilli(l.At).Sub(began[0]).Seconds(), l.Member, p, first.Member, float64(l.At-first.At)/1000)
-				}
+			if first, has := seen[p]; has {
+				o.duplicates[phase]++
+				twice = append(twice, again{phase, first, l})
 				continue
 			}
 			seen[p] = l
 		}
 	}
-}
-
-// watcher looks at the owner znodes and the members' ids all the time. One goroutine, ended by close.
-type watcher struct {
-	conn *zk.Conn
-	stop chan struct{}
-	done chan struct{}
-
-	mu      sync.Mutex
-	owner   map[int32]string // partition to member
-	members int
-	changed time.Time // when any of it last changed
-}
-
-type quiet struct{}
-
-func (quiet) Printf(string, ...any) {}
-
-func watch(b *testing.B, s system) *watcher {
-	b.Helper()
-	conn, _, err := zk.Connect(strings.Split(s.zookeeper, ","), 20*time.Second, zk.WithLogger(quiet{}))
-	if err != nil {
-		b.Fatal(err)
-	}
-	w := &watcher{conn: conn, stop: make(chan struct{}), done: make(chan struct{}), owner: map[int32]string{}}
-	go w.run()
-	return w
-}
-
-func (w *watcher) close() {
-	close(w.stop)
-	<-w.done
-}
-
-func (w *watcher) run() {
-	defer close(w.done)
-	defer w.conn.Close()
-	tick := time.NewTicker(25 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-w.stop:
-			return
-		case <-tick.C:
-			w.look()
+	for i, own := range tellDuplicates(b, twice, all, history, began[0]) {
+		if own {
+			o.own[twice[i].phase]++
 		}
 	}
-}
-
-func (w *watcher) look() {
-	root := "/consumers/" + legacyGroup
-	ids, _, err := w.conn.Children(root + "/ids")
-	if err != nil {
-		return // not there yet
-	}
-	owner := map[int32]string{}
-	names, _, err := w.conn.Children(root + "/owners/" + legacyTopic)
-	if err != nil && err != zk.ErrNoNode {
-		return
-	}
-	for _, name := range names {
-		p, err := strconv.Atoi(name)
-		data, _, getErr := w.conn.Get(root + "/owners/" + legacyTopic + "/" + name)
-		if err == nil && getErr == nil {
-			owner[int32(p)] = strings.TrimPrefix(string(data[:max(0, bytes.LastIndexByte(data, '-'))]), legacyGroup+"_")
-		}
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	same := len(owner) == len(w.owner) && len(ids) == w.members
-	for p, o := range owner {
-		same = same && w.owner[p] == o
-	}
-	if !same {
-		w.owner, w.members, w.changed = owner, len(ids), time.Now()
-	}
-}
-
-func (w *watcher) lastChange() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.changed }
-
-// settle returns when the group has had so many members, and all partitions an owner, without a change for a while.
-func (w *watcher) settle(b *testing.B, want int) {
-	b.Helper()
-	begun := time.Now()
-	for time.Since(begun) < phaseLimit {
-		w.mu.Lock()
-		quiet := time.Since(w.changed) > calm && w.members == want && len(w.owner) == partitions
-		w.mu.Unlock()
-		if quiet {
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.members != want || len(w.owner) != partitions {
-		b.Logf("not settled after %v: %d members of %d, %d owned partitions of %d", phaseLimit, w.members, want, len(w.owner), partitions)
-	}
-}
-
-// allOwnedWithout returns the moment at which every partition is owned by a member that is not gone.
-func (w *watcher) allOwnedWithout(b *testing.B, gone []string) time.Time {
-	b.Helper()
-	for begun := time.Now(); time.Since(begun) < phaseLimit; time.Sleep(5 * time.Millisecond) {
-		w.mu.Lock()
-		whole := len(w.owner) == partitions
-		for _, o := range w.owner {
-			whole = whole && !slices.Contains(gone, o)
-		}
-		w.mu.Unlock()
-		if whole {
-			return time.Now()
-		}
-	}
-	b.Logf("not every partition had a living owner within %v", phaseLimit)
-	return time.Now()
 }

@@ -27,6 +27,7 @@ type system struct {
 	brokers   []string
 	zookeeper string // host:port,...; empty without one
 	replicas  int16
+	logs      []string // of the nodes; none of a real Kafka
 }
 
 // kafka111 is a real Apache Kafka 1.1.1 with a real ZooKeeper 3.9.5, as they come.
@@ -62,7 +63,10 @@ func barnabas(b *testing.B) system {
 		}
 	})
 	var file struct {
-		Nodes []struct{ Kafka, Zookeeper string }
+		Nodes []struct {
+			ID               int
+			Kafka, Zookeeper string
+		}
 	}
 	testtool.Eventually(b, startLimit, func() error {
 		if !dev.Alive() {
@@ -81,6 +85,7 @@ func barnabas(b *testing.B) system {
 	var zk []string
 	for _, n := range file.Nodes {
 		s.brokers, zk = append(s.brokers, n.Kafka), append(zk, n.Zookeeper)
+		s.logs = append(s.logs, filepath.Join(dir, fmt.Sprint(n.ID), "barnabas.log"))
 	}
 	s.zookeeper = strings.Join(zk, ",")
 	return s

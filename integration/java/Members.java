@@ -7,6 +7,8 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Properties;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 import kafka.common.ConsumerRebalanceFailedException;
 import kafka.consumer.Consumer;
 import kafka.consumer.ConsumerConfig;
@@ -24,10 +26,11 @@ import org.apache.log4j.spi.ThrowableInformation;
  * Any number of high-level consumers of one group in one JVM, by the jars of Apache Kafka 0.8.1.1 to 1.1.1. Commands come on
  * standard input, a line each: "join NAME" and "leave NAME"; its end shuts all down. It writes one JSON line for each record,
  * {"member":m,"partition":p,"offset":o,"at":ms}, and lines with "event": ready, joining, joined, left, and what the consumers
- * log of themselves: attempt (a rebalance begins), failed (an attempt), gaveup (ConsumerRebalanceFailedException).
+ * log of themselves: attempt (a rebalance begins), failed (an attempt), gaveup (ConsumerRebalanceFailedException). With --trace true
+ * also whatever else they log of themselves (trace), and each offset that ZooKeeper has acknowledged to them (wrote).
  */
 public final class Members {
-    private static final String USAGE = "Members --zookeeper host:port[/chroot] --group g --topic t [--streams n] [--output file|-] [--property key=value]...";
+    private static final String USAGE = "Members --zookeeper host:port[/chroot] --group g --topic t [--streams n] [--output file|-] [--trace true|false] [--property key=value]...";
 
     private final JsonLines out;
     private final Options options;
@@ -39,8 +42,12 @@ public final class Members {
     }
 
     public static void main(String[] args) throws Exception {
-        Members members = new Members(new Options(args, USAGE, "zookeeper", "group", "topic", "streams", "output"));
-        members.listen();
+        Members members = new Members(new Options(args, USAGE, "zookeeper", "group", "topic", "streams", "output", "trace"));
+        boolean trace = members.options.get("trace", "false").equals("true");
+        members.listen(trace);
+        if (trace) {
+            members.listenToWrites();
+        }
         members.warm();
         members.out.event("ready", "at", System.currentTimeMillis());
         members.obey();
@@ -120,19 +127,50 @@ public final class Members {
     }
 
     /** Has what the consumers log of their rebalances written as events too. */
-    private void listen() {
-        Logger logger = Logger.getLogger("kafka.consumer.ZookeeperConsumerConnector");
-        logger.setLevel(Level.INFO);
+    private void listen(boolean trace) {
+        hear("kafka.consumer.ZookeeperConsumerConnector", Level.INFO, e -> {
+            String message = String.valueOf(e.getMessage());
+            String what = message.contains("begin rebalancing consumer") ? "attempt"
+                : message.contains("Rebalancing attempt failed") ? "failed"
+                : thrown(e) instanceof ConsumerRebalanceFailedException ? "gaveup"
+                : trace ? "trace" : null;
+            if (what != null) {
+                out.event(what, "at", e.timeStamp, "message", message);
+            }
+        });
+    }
+
+    /** A reply to a setData or create of an offset's znode, as ZooKeeper's client logs it: error, partition, the value in hex. */
+    private static final Pattern WROTE = Pattern.compile(
+        "replyHeader:: [-0-9]+,[-0-9]+,([-0-9]+) +request:: '/[^,]*consumers/[^,/]+/offsets/[^,/]+/([0-9]+),#([0-9a-f]+),");
+
+    /** Has every offset that was acknowledged written as an event: the thread's name says whose it is (join-NAME-...). */
+    private void listenToWrites() {
+        Logger.getLogger("org.apache.zookeeper.ClientCnxn").setAdditivity(false);
+        hear("org.apache.zookeeper.ClientCnxn", Level.DEBUG, e -> {
+            if (e.getLevel().isGreaterOrEqual(Level.WARN)) {
+                Logger.getRootLogger().callAppenders(e);
+            }
+            Matcher m = WROTE.matcher(String.valueOf(e.getMessage()));
+            if (!m.find() || !m.group(1).equals("0")) {
+                return;
+            }
+            StringBuilder value = new StringBuilder();
+            for (int i = 0; i + 1 < m.group(3).length(); i += 2) {
+                value.append((char) Integer.parseInt(m.group(3).substring(i, i + 2), 16));
+            }
+            String member = e.getThreadName().replaceAll("^join-|-(SendThread|EventThread).*$", "");
+            out.event("wrote", "member", member, "partition", Integer.parseInt(m.group(2)), "offset", Long.parseLong(value.toString()), "at", e.timeStamp);
+        });
+    }
+
+    private static void hear(String name, Level level, java.util.function.Consumer<LoggingEvent> what) {
+        Logger logger = Logger.getLogger(name);
+        logger.setLevel(level);
         logger.addAppender(new AppenderSkeleton() {
             @Override
             protected void append(LoggingEvent e) {
-                String message = String.valueOf(e.getMessage());
-                String what = message.contains("begin rebalancing consumer") ? "attempt"
-                    : message.contains("Rebalancing attempt failed") ? "failed"
-                    : thrown(e) instanceof ConsumerRebalanceFailedException ? "gaveup" : null;
-                if (what != null) {
-                    out.event(what, "at", e.timeStamp, "message", message);
-                }
+                what.accept(e);
             }
 
             @Override
