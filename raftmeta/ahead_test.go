@@ -68,6 +68,7 @@ func TestAheadKnowsWhatIsBefore(t *testing.T) {
 // A leader that dies before it has written what it sent ahead: the others have it, and it is decided as any entry of a dead leader
 // that a quorum holds.
 func TestAheadOutlivesItsLeader(t *testing.T) {
+	t.Parallel()
 	for range 10 {
 		if aheadThenStop(t) {
 			return
@@ -109,6 +110,7 @@ func aheadThenStop(t *testing.T) bool {
 		t.Fatalf("the leader counts entry %d as committed, and has not written it", got)
 	}
 	c.stop(l.id)
+	c.elect(l.id)
 	eventually(t, "the others apply it", func() bool {
 		for _, f := range c.up() {
 			if _, ok := f.View().Znode("/ahead"); !ok {

@@ -165,7 +165,7 @@ type testCluster struct {
 	beforeStart func(*Node)
 }
 
-// newCluster starts n nodes that bootstrap together.
+// newCluster starts n nodes that bootstrap together, and has the first of them stand for election.
 func newCluster(t testing.TB, n int, tune func(*Config)) *testCluster {
 	t.Helper()
 	c := &testCluster{t: t, tune: tune, dirs: map[string]string{}, addr: map[string]string{},
@@ -185,7 +185,28 @@ func newCluster(t testing.TB, n int, tune func(*Config)) *testCluster {
 	for _, x := range c.ids {
 		c.start(x, layers[x])
 	}
+	c.elect("")
 	return c
+}
+
+// elect has the survivor with the longest log stand for election now, with TimeoutNow as raft's own transfer of leadership does;
+// gone is the leader that was stopped or cut off, if there was one. It is for tests that are not about the timers, which would take
+// seconds; when this election fails they decide as ever, so a caller still waits for the leader.
+func (c *testCluster) elect(gone string) {
+	c.t.Helper()
+	var next *testNode
+	var last uint64
+	for _, n := range c.up() {
+		if i := n.inst.Load().r.LastIndex(); n.id != gone && (next == nil || i > last) {
+			next, last = n, i
+		}
+	}
+	misses := func() bool {
+		f := next.face()
+		return f.state == raft.Follower && (f.leader == "" || f.leader == id.DirectoryID(gone))
+	}
+	for !next.inst.Load().p.timeoutNow(misses) && misses() { // a machine that stands still for 20 ms does not ask at all
+	}
 }
 
 func (c *testCluster) servers() (s []Server) {

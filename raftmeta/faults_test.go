@@ -21,6 +21,7 @@ import (
 // and get snapshots: every acknowledged command is in the state exactly once, none twice, and all nodes agree.
 // BARNABAS_RAFT_FAULTS sets the duration, for long runs by hand.
 func TestLanesUnderFaults(t *testing.T) {
+	t.Parallel()
 	duration := 6 * time.Second
 	if v := os.Getenv("BARNABAS_RAFT_FAULTS"); v != "" {
 		var err error

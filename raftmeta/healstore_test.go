@@ -17,6 +17,7 @@ import (
 // A bolt log keeps stale entries below an installed snapshot; such a node became leader and fed 16 wrong entries to a
 // voter. The same with the healing wrapper: the voter gets the snapshot.
 func TestStaleEntriesBelowSnapshot(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		kind  string
 		wrong int
@@ -85,6 +86,7 @@ func TestLogEndsBelowSnapshot(t *testing.T) {
 // With a tail past the snapshot (or up to it, in another term) raft keeps lastLogIndex in memory and is sent the snapshot endlessly; healed, the
 // instance is opened again and goes on.
 func TestTailPastSnapshot(t *testing.T) {
+	t.Parallel()
 	conf := servers("F", "D", "L")
 	snap := body(span{2, 74, 1}, span{75, 100, 3})
 	for _, kind := range []string{"bolt", "wal", "heal"} {
@@ -178,6 +180,7 @@ func TestInstallAtOrBelowApplied(t *testing.T) {
 // Kill at every step of an InstallSnapshot, with each shape the old log can have. Every copy of the directory must open,
 // and take the cluster's truth: the snapshot (again, if it was not final) and what follows it.
 func TestKillAtEveryStepOfInstall(t *testing.T) {
+	t.Parallel()
 	conf := servers("F", "D", "L")
 	truth := []span{{2, 74, 1}, {75, 100, 3}}
 	for name, seed := range map[string][]*raft.Log{

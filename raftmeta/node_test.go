@@ -73,6 +73,7 @@ func TestSubscribeOrderAndRestart(t *testing.T) {
 	index, hash := n.Hash()
 	c.stop(n.id)
 	n = c.start(n.id, nil)
+	c.elect("")
 	must(t, n.WaitIndex(c.ctx(), index))
 	if i, h := n.Hash(); i != index || h != hash {
 		t.Errorf("after the restart %x at %d, want %x at %d", h, i, hash, index)
@@ -97,6 +98,7 @@ func TestMindRunsAfterBarrier(t *testing.T) {
 	for _, x := range c.ids {
 		c.start(x, nil)
 	}
+	c.elect("")
 	c.bootstrapState()
 	first := <-started
 	l := c.leader()
@@ -144,6 +146,7 @@ func TestMindWaitsForWhatWasCommitted(t *testing.T) {
 	for _, x := range c.ids {
 		c.start(x, nil)
 	}
+	c.elect("")
 	c.bootstrapState()
 	l := c.leader()
 	c.register(l)
@@ -160,6 +163,7 @@ func TestMindWaitsForWhatWasCommitted(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.m.isolate(l.id, c.ids)
+	c.elect(l.id)
 	var next *testNode
 	eventually(t, "another leader", func() bool {
 		for _, n := range c.up() {
@@ -277,6 +281,7 @@ func TestProveWithVote(t *testing.T) {
 		}
 	}
 	// Whoever leads next finds that its quorum took part in the proof.
+	c.elect(l.id)
 	eventually(t, "another leader", func() bool { return f.Vote() > voted })
 	if since := f.voter.confirm(uint64(f.Vote()), f.cfg.Clock.Boot()); since > time.Minute {
 		t.Errorf("the vote is forgotten: %v", since)

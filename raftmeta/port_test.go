@@ -109,7 +109,8 @@ func TestSnapshotsWaitForTwiceTheirSize(t *testing.T) {
 // Pre-vote stays on through our transport (raft drops it silently for one that lacks it): a voter that is cut off stands
 // again and again, and raises no term, so it deposes nobody when it is back.
 func TestCutOffVoterRaisesNoTerm(t *testing.T) {
-	c := newCluster(t, 3, nil)
+	t.Parallel()
+	c := newCluster(t, 3, func(k *Config) { k.HeartbeatTimeout = 200 * time.Millisecond })
 	f := c.follower()
 	c.m.isolate(f.id, c.ids)
 	r := f.inst.Load().r

@@ -180,6 +180,7 @@ func TestPushReachesFollowers(t *testing.T) {
 
 // Stock raft's pipeline: after a refused answer nobody reads, and the sender hangs. Ours goes on.
 func TestRefusedPipelineDoesNotBlock(t *testing.T) {
+	t.Parallel()
 	follower := newTransport("b", newLayer(t), nil, quiet())
 	leader := newTransport("a", newLayer(t), nil, quiet())
 	done := make(chan struct{})

@@ -24,6 +24,7 @@ func (l *deafLayer) Dial(raft.ServerAddress, time.Duration) (net.Conn, error) {
 // What carries the log is repeated while a peer is away: raft itself would back off, up to 10 s, and wake for nobody. A
 // heartbeat fails at once; the rest ends with the term, and with the node.
 func TestAppendWaitsForItsPeer(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*transport, *port, *atomic.Uint64){
 		"the term ends":        func(_ *transport, _ *port, term *atomic.Uint64) { term.Store(4) },
 		"the node ends":        func(tr *transport, _ *port, _ *atomic.Uint64) { _ = tr.layer.Close() },

@@ -13,6 +13,7 @@ import (
 // A leader that was cut off with a long tail of its own gets a snapshot that ends below that tail: raft is opened again
 // in this process, the node goes on, and its subscriber is told of the jump.
 func TestReopenAfterConflictingSnapshot(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, func(k *Config) { k.SnapshotBytes, k.TrailingBytes = 4<<10, 1 })
 	c.bootstrapState()
 	for _, n := range c.up() {
@@ -49,6 +50,7 @@ func TestReopenAfterConflictingSnapshot(t *testing.T) {
 		tail = first.r.LastIndex()
 	}
 
+	c.elect(old.id)
 	var other *testNode
 	eventually(t, "another leader", func() bool {
 		for _, n := range c.up() {

@@ -253,6 +253,7 @@ func TestEntrySizes(t *testing.T) {
 // hashicorp/raft #300: with a snapshot after every entry, a leader that loses its leadership in the middle of a commit
 // learns it, others are elected, and Shutdown returns.
 func TestTinySnapshotsAndLostLeadership(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3, func(k *Config) { k.SnapshotBytes, k.TrailingBytes = 1, 1 })
 	c.bootstrapState()
 	for _, n := range c.up() {
@@ -389,6 +390,7 @@ func TestUnreadableSnapshotStopsStart(t *testing.T) {
 
 // TrailingBytes of log stay behind a snapshot, so that a follower a little behind needs no snapshot.
 func TestTrailingLogByBytes(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 1, func(k *Config) { k.TrailingBytes = 20 << 10 })
 	c.bootstrapState()
 	n := c.leader()
