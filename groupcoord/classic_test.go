@@ -120,6 +120,7 @@ func TestSilentMembersEnd(t *testing.T) {
 
 // Without a coordinator Ask gives up, so that the client looks elsewhere; a command waits.
 func TestAskGivesUp(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, classic)
 	begun := time.Now()
 	if resp := <-w.asks(within(t), kmsg.NewPtrHeartbeatRequest()); resp != nil || time.Since(begun) < patience {

@@ -133,6 +133,7 @@ func within(t *testing.T) context.Context {
 }
 
 func TestClaimsHaveOneOwner(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func() core.Mind { return core.NewCoordinator(core.Config{}) })
 	a, b := w.session(), w.session()
 	defer w.lead("a")()

@@ -9,6 +9,7 @@ import (
 
 // A client that reads without a pause is slowed down, one that does not is not.
 func TestSpinningReads(t *testing.T) {
+	t.Parallel()
 	s, addr := serve(t, newMemBackend(), func(c *zkcompat.Config) { c.ReadRate, c.ReadBurst = 1, 97 })
 	calm, spins := session(t, addr), session(t, addr)
 	for range 100 {

@@ -416,6 +416,7 @@ func TestPingGate(t *testing.T) {
 
 // Bad input ends its connection, costs nothing and hurts nobody else.
 func TestBadInput(t *testing.T) {
+	t.Parallel()
 	s, addr := serve(t, newMemBackend(), func(c *zkcompat.Config) { c.HandshakeTimeout = 5 * time.Second })
 	good := session(t, addr)
 	for name, b := range map[string][]byte{
