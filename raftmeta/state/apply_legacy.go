@@ -170,19 +170,23 @@ func (s *State) tellShown(old, g *Legacy, zx id.ZXID) {
 // KindLegacy is the kind of a rebalance of znode members.
 const KindLegacy = "legacy"
 
+// generationRecord explains a generation. The pool's registrations stand for members whose own rebalances are told: they are not counted.
 func generationRecord(wallMs int64, old, g *Legacy, r *statepb.Rebalance) *Rebalance {
 	out := &Rebalance{WallMs: wallMs, Kind: KindLegacy, Generation: g.Number, Cause: r.GetCause(), Text: r.GetText(),
-		Before: int32(len(old.Members)), After: int32(len(g.Members)), WaitedMs: r.GetWaitedMs(), WaitedFor: r.GetWaitedFor(), Holds: r.GetHolds()}
-	for _, m := range g.Members {
-		if old.Shows(m.ID) == nil {
-			out.Joined = listed(out.Joined, m.ID)
+		WaitedMs: r.GetWaitedMs(), WaitedFor: r.GetWaitedFor(), Holds: r.GetHolds()}
+	count := func(in, other *Legacy) (n int32, alone []string) {
+		for _, m := range in.Members {
+			if m.Pool {
+				continue
+			}
+			if n++; other.Shows(m.ID) == nil {
+				alone = listed(alone, m.ID)
+			}
 		}
+		return n, alone
 	}
-	for _, m := range old.Members {
-		if g.Shows(m.ID) == nil {
-			out.Left = listed(out.Left, m.ID)
-		}
-	}
+	out.Before, out.Left = count(old, g)
+	out.After, out.Joined = count(g, old)
 	return out
 }
 

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"fmt"
 	"testing"
 
 	pb "github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
@@ -142,4 +143,26 @@ func TestRefusalIsExplained(t *testing.T) {
 		t.Errorf("%+v after %+v", after, before)
 	}
 	f.want(pb.Code_UNKNOWN_GROUP, &pb.Command{Body: &pb.Command_ExplainRefusal{ExplainRefusal: &pb.ExplainRefusal{Group: "none", Rebalance: &pb.Rebalance{}}}})
+}
+
+// A generation's explanation counts and names consumers by ZooKeeper; the pool that stands for the others is nobody.
+func TestThePoolIsNoMember(t *testing.T) {
+	f, _ := mixedFold(t)
+	publish := func(n int32, members []string, pool ...string) {
+		c := &pb.PublishGeneration{Group: "g", Generation: n, Members: members, Topics: []string{"t"}, Rebalance: &pb.Rebalance{Cause: "members"}}
+		for _, id := range pool {
+			c.Pool = append(c.Pool, &pb.PoolMember{Id: id, Topics: []string{"t"}})
+		}
+		f.ok(&pb.Command{Body: &pb.Command_PublishGeneration{PublishGeneration: c}})
+	}
+	publish(1, []string{"a", "b"})
+	publish(2, []string{"b"}, "g_~barnabas-000", "g_~barnabas-001")
+	publish(3, []string{"a", "b"}, "g_~barnabas-001")
+	g, _ := f.s.View().Group("g")
+	for i, want := range []string{"2 -> 1 [] [a]", "1 -> 2 [a] []"} {
+		r := g.Rebalances[len(g.Rebalances)-2+i]
+		if got := fmt.Sprint(r.Before, " -> ", r.After, " ", r.Joined, " ", r.Left); got != want {
+			t.Errorf("generation %d: %s, want %s", r.Generation, got, want)
+		}
+	}
 }
