@@ -34,7 +34,7 @@ func (s *Server) initProducerID(ctx context.Context, c *call, req *kmsg.InitProd
 	if req.TransactionalID != nil {
 		// Retrying would not help, and no code says "not built": this one is fatal to every client and reads as it is meant.
 		resp.ErrorCode = kerr.UnsupportedVersion.Code
-		if _, ok := s.lines.allow(lineKind{c.host, "transaction", c.api.key, c.version}, time.Now()); ok {
+		if _, ok := s.lines.Allow(lineKind{c.host, "transaction", c.api.key, c.version}, time.Now()); ok {
 			s.log.Warn("broker: transactions are not served yet", "client", c.clientID, "address", c.addr, "api", c.api.name,
 				"version", c.version, "transactional.id", clip(*req.TransactionalID))
 		}

@@ -123,9 +123,28 @@ func (c *conn) logEnd(ctx context.Context, f *frame, err error) {
 	c.logClosed(r.why, r.msg, client, f.key, f.version)
 }
 
+// lineKind is the kind of a line: one host's one fault.
+type lineKind struct {
+	host, why    string
+	key, version int16
+}
+
+// Why requests are refused that nobody here serves; see refusal.
+const (
+	unknownAPI     = "unknown api"
+	unknownVersion = "unknown version"
+)
+
 // logClosed writes the one line of a connection that this side closes.
 func (c *conn) logClosed(why, msg, client string, key, version int16) {
-	skipped, ok := c.srv.lines.allow(lineKind{c.host, why, key, version}, time.Now())
+	k := lineKind{c.host, why, key, version}
+	switch why { // of garbage, what it happens to ask for makes no kind of its own
+	case unknownAPI:
+		k.key, k.version = 0, 0
+	case unknownVersion:
+		k.version = 0
+	}
+	skipped, ok := c.srv.lines.Allow(k, time.Now())
 	if !ok {
 		return
 	}
@@ -145,10 +164,10 @@ func (c *conn) logClosed(why, msg, client string, key, version int16) {
 func (c *conn) limit(key, version int16) (int, error) {
 	a, ok := c.srv.apis[key]
 	if !ok {
-		return 0, refuse("unknown api", "API key %d is not served (unknown, or not built yet)", key)
+		return 0, refuse(unknownAPI, "API key %d is not served (unknown, or not built yet)", key)
 	}
 	if (version < 0 || version > a.max) && key != apiVersionsKey {
-		return 0, refuse("unknown version", "%s version %d is not served; 0 to %d are", a.name, version, a.max)
+		return 0, refuse(unknownVersion, "%s version %d is not served; 0 to %d are", a.name, version, a.max)
 	}
 	if a.maxBytes == 0 {
 		return c.srv.cfg.RequestMaxBytes, nil

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/barnabas-mq/barnabas/internal/loglimit"
 )
 
 // Server answers Kafka clients on any number of listeners. New starts nothing; Serve runs one listener; Stop ends all.
@@ -20,7 +22,7 @@ type Server struct {
 	log    *slog.Logger
 	budget *budget
 	pids   producerIDs
-	lines  lineLimit
+	lines  loglimit.Limit[lineKind]
 
 	ctx    context.Context // of all connections; ends with Stop
 	cancel context.CancelCauseFunc

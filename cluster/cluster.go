@@ -17,12 +17,15 @@ import (
 	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/internal/loglimit"
 )
 
 // Cluster is one node's cluster port. All methods may be called from any goroutine.
 type Cluster struct {
 	cfg Config
 	log *slog.Logger
+	// lines limits those about refused connections.
+	lines loglimit.Limit[refusedPeer]
 
 	ctx    context.Context // ended by Stop, its cause is ErrStopped
 	cancel context.CancelCauseFunc
@@ -219,11 +222,7 @@ func (c *Cluster) greet(nc net.Conn) {
 	}
 	if err != nil || stopped {
 		if err != nil && !stopped {
-			level := slog.LevelWarn
-			if errors.Is(err, errNotYet) { // this node is starting, and the other tries again
-				level = slog.LevelDebug
-			}
-			c.log.Log(c.ctx, level, "cluster: connection refused", "from", nc.RemoteAddr().String(), "directory", peer.Directory, "err", err)
+			c.refused(nc, peer, err)
 		}
 		nc.Close()
 		return
@@ -236,6 +235,33 @@ func (c *Cluster) greet(nc net.Conn) {
 	default:
 		accept(nc, peer)
 	}
+}
+
+// refusedPeer is the kind of a refused connection: its host, and whether a node is known by it.
+type refusedPeer struct {
+	host string
+	node bool
+}
+
+// refused writes the one line of a connection that was not taken, as often as loglimit.Limit allows.
+func (c *Cluster) refused(nc net.Conn, peer Peer, err error) {
+	if errors.Is(err, errNotYet) { // this node is starting, and the other tries again
+		c.log.Debug("cluster: connection refused", "from", nc.RemoteAddr().String(), "directory", peer.Directory, "err", err)
+		return
+	}
+	k := refusedPeer{host: nc.RemoteAddr().String(), node: peer.Directory != ""}
+	if host, _, err := net.SplitHostPort(k.host); err == nil {
+		k.host = host
+	}
+	skipped, ok := c.lines.Allow(k, time.Now())
+	if !ok {
+		return
+	}
+	args := []any{"from", nc.RemoteAddr().String(), "directory", peer.Directory, "err", err}
+	if skipped > 0 {
+		args = append(args, "left_out", skipped)
+	}
+	c.log.Warn("cluster: connection refused", args...)
 }
 
 func (c *Cluster) handshake(nc net.Conn) (byte, Peer, error) {

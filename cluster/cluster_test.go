@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/internal/loglimit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -591,4 +594,45 @@ func FuzzFrame(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A scanner, or a client that takes the port for another, must not fill the log.
+func TestRefusedConnectionsDoNotFillTheLog(t *testing.T) {
+	var text syncBuffer
+	a := start(t, "a", func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&text, nil)) })
+	begin := time.Now()
+	const many = 20 * loglimit.Burst
+	for i := range many {
+		nc, err := net.Dial("tcp", a.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := nc.Write([]byte{byte(0x80 | i)}); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.ReadAll(nc) // until it is closed, after the line is written
+		nc.Close()
+	}
+	most := loglimit.Burst + 1 + int(time.Since(begin)/loglimit.Every)
+	if n := strings.Count(text.String(), "connection refused"); n < 1 || n > most {
+		t.Errorf("%d bad connections wrote %d lines, %d are the most:\n%s", many, n, most, text.String())
+	}
+}
+
+// syncBuffer is a log that may be read while it is written.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
 }

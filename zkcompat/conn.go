@@ -102,19 +102,28 @@ func (c *conn) run() {
 // note logs the end of the connection, in one line: err is what its reader met, ours why this side ended it.
 func (c *conn) note(err, ours error) {
 	level, reason := slog.LevelWarn, err
+	k := fault{host: hostOf(c.nc), session: c.caller.Session != 0}
 	var e *ending
 	switch {
 	case errors.As(ours, &e) && e.quiet, errors.Is(ours, context.Canceled):
 		return
 	case ours != nil:
-		level, reason = slog.LevelInfo, ours
+		level, reason, k.why = slog.LevelInfo, ours, ours.Error()
 	case err == nil:
 		return
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		level = slog.LevelDebug
+		level, k.why = slog.LevelDebug, "left"
 	}
-	c.s.cfg.Log.Log(context.WithoutCancel(c.ctx), level, "zookeeper: connection ended", "remote", c.nc.RemoteAddr(),
-		"session", c.sessionName(), "reason", reason)
+	c.s.say(level, k, "connection ended", "remote", c.nc.RemoteAddr(), "session", c.sessionName(), "reason", reason)
+}
+
+// hostOf is the other end's address without its port.
+func hostOf(nc net.Conn) string {
+	addr := nc.RemoteAddr().String()
+	if host, _, err := net.SplitHostPort(addr); err == nil {
+		return host
+	}
+	return addr
 }
 
 func (c *conn) sessionName() string { return fmt.Sprintf("0x%x", uint64(c.caller.Session)) }

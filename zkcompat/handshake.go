@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"log/slog"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/zkcompat/jute"
@@ -32,7 +32,7 @@ func (c *conn) handshake(body []byte) (ok bool, err error) {
 	}
 	switch {
 	case errors.Is(err, ErrSessionGone):
-		c.s.cfg.Log.Info("zookeeper: a client's session is gone", "remote", c.nc.RemoteAddr(),
+		c.s.say(slog.LevelInfo, fault{host: hostOf(c.nc), why: "gone"}, "a client's session is gone", "remote", c.nc.RemoteAddr(),
 			"session", fmt.Sprintf("0x%x", uint64(req.SessionID)))
 		c.refuse(&req)
 		return false, nil
@@ -61,10 +61,7 @@ func (c *conn) catchUp(zxid int64) error {
 }
 
 func (c *conn) attach(ctx context.Context, req *jute.ConnectRequest) (Session, error) {
-	host, _, err := net.SplitHostPort(c.nc.RemoteAddr().String())
-	if err != nil {
-		host = c.nc.RemoteAddr().String()
-	}
+	host := hostOf(c.nc)
 	if req.SessionID == 0 {
 		return c.s.cfg.Backend.OpenSession(ctx, c.s.clamp(req.TimeoutMs), host)
 	}

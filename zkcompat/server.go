@@ -12,6 +12,7 @@ import (
 
 	"github.com/barnabas-mq/barnabas/internal/clock"
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/internal/loglimit"
 )
 
 // Config is what a Server needs and its bounds. Zero values take the defaults named.
@@ -108,6 +109,7 @@ type Server struct {
 	}
 	wg sync.WaitGroup // one per connection
 
+	lines loglimit.Limit[fault]
 	acked atomic.Int64 // boot time, ns: when the newest answered touch report was sent
 	stats counters
 }
@@ -182,12 +184,30 @@ func (s *Server) accept(ctx context.Context, l net.Listener) error {
 	}
 }
 
+// fault is the kind of a line about connections: one host's one fault. In a session it is another than before one.
+type fault struct {
+	host, why string
+	session   bool
+}
+
+// say writes a line about a connection, as often as loglimit.Limit allows: clients reconnect for ever.
+func (s *Server) say(level slog.Level, k fault, what string, args ...any) {
+	skipped, ok := s.lines.Allow(k, s.cfg.Clock.Now())
+	if !ok {
+		return
+	}
+	if skipped > 0 {
+		args = append(args, "left_out", skipped)
+	}
+	s.cfg.Log.Log(context.Background(), level, "zookeeper: "+what, args...)
+}
+
 func (s *Server) start(ctx context.Context, nc net.Conn) {
 	s.conns.Lock()
 	defer s.conns.Unlock()
 	if s.conns.done || len(s.conns.all) >= s.cfg.MaxConnections {
 		s.stats.refused.Add(1)
-		s.cfg.Log.Warn("zookeeper: connection refused, too many", "remote", nc.RemoteAddr(), "max", s.cfg.MaxConnections)
+		s.say(slog.LevelWarn, fault{why: "too many"}, "connection refused, too many", "remote", nc.RemoteAddr(), "max", s.cfg.MaxConnections)
 		_ = nc.Close()
 		return
 	}
