@@ -412,6 +412,33 @@ func TestInterruptedProduceKeepsWhatItHasRead(t *testing.T) {
 	}
 }
 
+// What fails one line for good fails all: produce says so once and stops, however much input there is. A line of its own fault
+// leaves the others alone.
+func TestProduceStopsWhenTheTopicCannotBeWritten(t *testing.T) {
+	b := fake(t)
+	ok(t, "", "topic", "create", "t", "-b", b, "-p", "1", "-r", "1")
+	endless, feed := io.Pipe()
+	go func() { // ends when the reader is closed
+		for {
+			if _, err := io.WriteString(feed, "line\n"); err != nil {
+				return
+			}
+		}
+	}()
+	defer endless.Close()
+	root := New(Streams{In: endless, Out: io.Discard, Err: io.Discard}, "")
+	root.SetArgs([]string{"produce", "-b", b, "-t", "t", "-p", "7"})
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	if err := root.ExecuteContext(ctx); err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "and no other could be") {
+		t.Errorf("%v", err)
+	}
+	r := run(t, "short\n"+strings.Repeat("x", 200_000)+"\nlast\n", "produce", "-b", b, "-t", "t", "--max-message-bytes", "100000")
+	if r.failure == nil || !strings.Contains(r.err, "2 lines written, 1 failed") || strings.Contains(r.failure.Error(), "no other") {
+		t.Errorf("%v\n%s", r.failure, r.err)
+	}
+}
+
 func TestUnknownTopic(t *testing.T) {
 	b := fake(t)
 	r := run(t, "", "consume", "-b", b, "-t", "nowhere", "-e")

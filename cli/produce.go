@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -22,7 +23,8 @@ const produceHelp = `Send each line of the files, or of standard input, as one r
 
 Lines end with a newline, which is not sent; the last one may end without. An empty line is a record with an empty value.
 Records are written by an idempotent producer that waits for all in-sync replicas and repeats what got lost on the way:
-each line is in the topic once. It exits 1 when a line could not be written.
+each line is in the topic once. It exits 1 when a line could not be written, and stops reading when no other line could be either,
+as when the topic was deleted.
 
 --key number gives each record its running number as key, --key split takes what is before the first separator.
 --acks-file writes one line "partition offset key" for each record that the broker has confirmed.`
@@ -134,7 +136,7 @@ func (a *app) produce(ctx context.Context, o produceOptions, files []string) err
 	if err := cl.Ping(ctx); err != nil { // after this, lines wait for brokers for as long as it takes
 		return fmt.Errorf("no broker answers: %w", err)
 	}
-	run := &producing{o: o, client: cl, acks: acks, begin: time.Now()}
+	run := &producing{o: o, client: cl, acks: acks, begin: time.Now(), hopeless: make(chan struct{})}
 	p := newProgress(a.Err, func(d time.Duration) string { return run.line(d, total) })
 	err = run.all(ctx, in)
 	p.close()
@@ -152,6 +154,9 @@ func (a *app) produce(ctx context.Context, o produceOptions, files []string) err
 	}
 	if err == nil && run.firstErr != nil {
 		err = fmt.Errorf("%d lines were not written, the first because: %w", s.Failed, run.firstErr)
+		if run.given() {
+			err = fmt.Errorf("stopped, %d lines were not written and no other could be: %w", s.Failed, run.firstErr)
+		}
 	}
 	return err
 }
@@ -209,33 +214,58 @@ type producing struct {
 	lastAck  time.Time
 	stall    time.Duration
 	firstErr error
+	hopeless chan struct{} // closed when a line failed for what holds for every other too
+}
+
+// given says whether the rest was given up.
+func (p *producing) given() bool {
+	select {
+	case <-p.hopeless:
+		return true
+	default:
+		return false
+	}
+}
+
+// ofTheLine says whether an error is about one line only. Whatever passes by itself, the client has waited out already.
+func ofTheLine(err error) bool {
+	for _, of := range []error{kerr.MessageTooLarge, kerr.RecordListTooLarge, kerr.InvalidRecord, kerr.InvalidTimestamp, kerr.CorruptMessage,
+		kgo.ErrRecordTimeout, kgo.ErrRecordRetries, context.Canceled, context.DeadlineExceeded} {
+		if errors.Is(err, of) {
+			return true
+		}
+	}
+	return false
 }
 
 // all sends every line and waits until each is confirmed or given up. When ctx ends, it stops reading and gives the lines
-// under way ten seconds.
+// under way ten seconds; when the rest is hopeless, it stops reading too.
 func (p *producing) all(ctx context.Context, in []io.Reader) error {
 	// The client's context is not ctx: a line that was read is not given up because of a Ctrl-C.
 	send, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(10*time.Second, cancel) })()
+	reading, stop := context.WithCancel(ctx)
+	defer stop()
 	lines := make(chan [][]byte, 8)
 	var readErr error
 	go func() { // ends with the input; one that blocks in a read of a terminal ends with the process
 		defer close(lines)
 		for _, r := range in {
-			if readErr = readLines(ctx, r, lines); readErr != nil {
+			if readErr = readLines(reading, r, lines); readErr != nil {
 				return
 			}
 		}
 	}()
 	interrupted := false
-	for !interrupted {
+	for !interrupted && !p.given() {
 		var batch [][]byte
 		var ok bool
 		select {
 		case batch, ok = <-lines:
 		case <-ctx.Done():
 			interrupted = true
+		case <-p.hopeless:
 		}
 		if !ok {
 			break
@@ -249,6 +279,9 @@ func (p *producing) all(ctx context.Context, in []io.Reader) error {
 	}
 	if interrupted {
 		return ctx.Err()
+	}
+	if p.given() {
+		return nil // firstErr says why
 	}
 	if readErr != nil && ctx.Err() == nil {
 		return fmt.Errorf("read the input: %w", readErr)
@@ -322,6 +355,9 @@ func (p *producing) done(r *kgo.Record, err error) {
 		p.failed.Add(1)
 		if p.firstErr == nil {
 			p.firstErr = err
+		}
+		if !ofTheLine(err) && !p.given() {
+			close(p.hopeless)
 		}
 		return
 	}
