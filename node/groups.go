@@ -13,7 +13,7 @@ import (
 // newMind is the group coordinator's of one term.
 func (n *node) newMind() core.Mind {
 	cfg := groupsConfig(n.cfg.Groups)
-	cfg.Fetching = n.fetching
+	cfg.Fetching, cfg.Silence = n.fetching, n.controller.Silence
 	return core.NewCoordinator(cfg)
 }
 

@@ -100,6 +100,9 @@ type Config struct {
 	// Fetching lists the client connections that fetch a partition, as the brokers report them; nil: nobody knows.
 	Fetching func(id.TopicPartition) []Fetcher
 
+	// Silence is for how long nothing has been heard of a ZooKeeper session, as the brokers report; nil: nobody knows.
+	Silence func(id.SessionID) time.Duration
+
 	OffsetsRetention time.Duration // offsets.retention.minutes; default 7 days
 	OffsetsCheck     time.Duration // offsets.retention.check.interval.ms; default 10 min
 }

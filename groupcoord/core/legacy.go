@@ -33,13 +33,15 @@ import (
 
 // Bounds of groups.md.
 const (
-	settleAfter    = 300 * time.Millisecond // after the last change
-	settleDeaths   = 700 * time.Millisecond // after a session's end: others of the same crash end by and by, each after its last ping
-	settleAtMost   = 3 * time.Second        // after the first
-	settleInBurst  = 800 * time.Millisecond // after the last change, when members join and a generation was published less than settleAtMost ago: more will come
-	completeWithin = 10 * time.Second       // after the publish
-	completeDeaths = 1 * time.Second        // after the last claim, once a member died: what is still missing was its share
-	joinBound      = 13 * time.Second       // then a generation of its own
+	settleAfter    = 300 * time.Millisecond  // after the last change
+	settleDeaths   = 700 * time.Millisecond  // after a session's end, when nobody knows which others are silent: they end by and by, each after its last ping
+	settleAtMost   = 3 * time.Second         // after the first
+	settleInBurst  = 800 * time.Millisecond  // after the last change, when a member joins within settleAtMost of a generation: more will come
+	settleInStream = 1200 * time.Millisecond // likewise, when several have joined since: a process starts slower than another
+	silenceBeat    = 100 * time.Millisecond  // how often silent sessions are looked at, while a crash settles
+	completeWithin = 10 * time.Second        // after the publish
+	completeDeaths = 1 * time.Second         // after the last claim, once a member died: what is still missing was its share
+	joinBound      = 13 * time.Second        // then a generation of its own
 	claimBound     = 8 * time.Second
 	fetchBound     = 5 * time.Second // OffsetFetch: clients' sockets give up at 10 s
 	attemptPause   = time.Second     // after a refusal: who asks later makes another attempt
@@ -86,9 +88,10 @@ type legacyGroup struct {
 	regs    map[string]parsed // registrations by id, as they were read last
 	pattern map[string]pattern
 	since   time.Duration // of the first change that is not published; never: none
-	last    time.Duration // of the newest
+	last    time.Duration // of the newest that is no session's end by silence
 	why     []reason      // of the changes since the last publish
-	deaths  bool          // ends of sessions are among them
+	deaths  bool          // ends of sessions by silence are among them
+	died    time.Duration // the last one
 
 	number    int32                          // generation that missing is of
 	began     time.Duration                  // when it was published, or seen first in this term

@@ -71,7 +71,7 @@ func (c *Coordinator) look(g *legacyGroup) {
 		g.since, g.why, g.deaths = never, nil, false
 	case g.since == never:
 		g.since, g.last = c.now, c.now
-	case g.want.digest != before:
+	case g.want.digest != before && !(g.deaths && g.died == c.now):
 		g.last = c.now
 	}
 }
@@ -220,7 +220,7 @@ func (c *Coordinator) memberLeft(g *legacyGroup, memberID string, session id.Ses
 		g.because("leave", clip(memberID)+" left")
 	} else if reserved(g, c.v, session) {
 		g.because("expired", fmt.Sprintf("the session of %s expired", clip(memberID)))
-		g.deaths = true
+		g.deaths, g.died = true, c.now
 	} else {
 		g.because("leave", fmt.Sprintf("the session of %s ended", clip(memberID)))
 	}
@@ -328,14 +328,7 @@ func (c *Coordinator) turnPublish(g *legacyGroup) {
 	case g.since == never:
 		return
 	}
-	settle := settleAfter
-	if g.deaths {
-		settle = settleDeaths
-	}
-	if len(g.joins) > 0 && g.publishAt != never && c.now-g.publishAt < settleAtMost {
-		settle = settleInBurst
-	}
-	at := min(g.last+settle, g.since+settleAtMost)
+	at := c.settlesAt(g)
 	waits := g.row != nil && g.row.Number > 0 && !g.row.Complete && !g.row.Withdrawn
 	if waits {
 		at = never // turnCompletion comes first; but nobody waits for ever
@@ -353,6 +346,37 @@ func (c *Coordinator) turnPublish(g *legacyGroup) {
 		return
 	}
 	c.publish(g, false)
+}
+
+// settlesAt is when the settle window is over if nothing more happens. Those who died together end one by one, each when its last
+// ping is a session timeout old: they are waited for, and nobody else.
+func (c *Coordinator) settlesAt(g *legacyGroup) time.Duration {
+	at := g.last + settleAfter
+	if len(g.joins) > 0 && g.publishAt != never && g.since-g.publishAt < settleAtMost {
+		at = g.last + settleInBurst
+		if len(g.joins) > 1 {
+			at = g.last + settleInStream
+		}
+	}
+	switch {
+	case !g.deaths:
+	case c.cfg.Silence == nil:
+		at = max(at, g.died+settleDeaths)
+	case c.dying(g):
+		at = max(at, c.now+silenceBeat)
+	}
+	return min(at, g.since+settleAtMost)
+}
+
+// dying reports whether members' sessions are about to end: clients that live are heard of every third of their timeout.
+func (c *Coordinator) dying(g *legacyGroup) bool {
+	for _, p := range g.regs {
+		s, ok := c.v.Session(id.SessionID(p.owner))
+		if ok && c.cfg.Silence(s.ID) > time.Duration(s.TimeoutMs)*time.Millisecond/2 {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *Coordinator) publish(g *legacyGroup, withdraw bool) {

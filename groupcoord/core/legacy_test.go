@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 )
 
@@ -49,6 +50,98 @@ func TestLegacyCrashOfSeveral(t *testing.T) {
 	g, _ := p.s.View().Legacy("g")
 	if g.Number != before.Number+1 || !g.Complete || p.failures != 0 {
 		t.Errorf("generation %d after %d, complete %v, %d failures, %s\n%s", g.Number, before.Number, g.Complete, p.failures, p.owners(), p.out.String())
+	}
+}
+
+// When it is known who is silent, the generation after a crash comes with the end of the last session, and waits for nobody who lives.
+func TestLegacyCrashIsOneGenerationAtOnce(t *testing.T) {
+	p := newPark(t)
+	silent := map[int64]time.Duration{} // since when
+	p.mind.cfg.Silence = func(s id.SessionID) time.Duration {
+		if since, ok := silent[int64(s)]; ok {
+			return p.now - since
+		}
+		return time.Second // of others the last ping is never older than two
+	}
+	p.topic("t", 24)
+	for i := range 12 {
+		p.add(string(rune('a'+i)), state.DialectJVM, "t:1").start()
+	}
+	p.pass(2 * time.Second)
+	before, _ := p.s.View().Legacy("g")
+	crashed := p.now
+	for i, name := range []string{"b", "e", "h", "k"} { // each was heard at another moment before
+		silent[p.member(name).session] = crashed - time.Duration(i)*500*time.Millisecond
+	}
+	frozen := p.member("c").session // is silent too, and comes back
+	silent[frozen] = crashed
+	for _, name := range []string{"k", "h", "e"} {
+		p.pass(silent[p.member(name).session] + 6*time.Second - p.now)
+		crash(p, name)
+	}
+	delete(silent, frozen)
+	p.pass(silent[p.member("b").session] + 6*time.Second - p.now)
+	if g, _ := p.s.View().Legacy("g"); g.Number != before.Number {
+		t.Errorf("generation %d before the last of the crash has ended", g.Number)
+	}
+	crash(p, "b")
+	p.pass(silenceBeat)
+	g, _ := p.s.View().Legacy("g")
+	if g.Number != before.Number+1 || len(g.Members) != 8 {
+		t.Errorf("%v after the last session's end: generation %d after %d, %d members", silenceBeat, g.Number, before.Number, len(g.Members))
+	}
+	p.pass(12 * time.Second)
+	if g, _ := p.s.View().Legacy("g"); g.Number != before.Number+1 || !g.Complete || p.failures != 0 {
+		t.Errorf("generation %d after %d, complete %v, %d failures, %s\n%s", g.Number, before.Number, g.Complete, p.failures, p.owners(), p.out.String())
+	}
+}
+
+// Somebody who is silent, and does not end, is waited for three seconds at most.
+func TestLegacyCrashWaitsForNobodyForEver(t *testing.T) {
+	p := newPark(t)
+	p.mind.cfg.Silence = func(id.SessionID) time.Duration { return 5 * time.Second }
+	p.topic("t", 4)
+	for _, name := range []string{"a", "b", "c"} {
+		p.add(name, state.DialectJVM, "t:1").start()
+	}
+	p.pass(2 * time.Second)
+	before, _ := p.s.View().Legacy("g")
+	crash(p, "b")
+	p.pass(settleAtMost - 50*time.Millisecond)
+	if g, _ := p.s.View().Legacy("g"); g.Number != before.Number {
+		t.Errorf("generation %d: the silent members were not waited for", g.Number)
+	}
+	p.pass(100 * time.Millisecond)
+	if g, _ := p.s.View().Legacy("g"); g.Number != before.Number+1 {
+		t.Errorf("generation %d after %d", g.Number, before.Number)
+	}
+}
+
+// Twenty consumers come every half a second, each fourth from a process of its own that needs half a second longer: the windows are as long as
+// they may be.
+func TestLegacyStreamOfJoins(t *testing.T) {
+	p := newPark(t)
+	p.topic("t", 24)
+	at := map[int]int{} // joiners by half seconds
+	for i := range 20 {
+		if i%4 == 3 {
+			at[i+1]++
+		} else {
+			at[i]++
+		}
+	}
+	n := 0
+	for half := range 21 {
+		for range at[half] {
+			p.add(string(rune('a'+n)), state.DialectJVM, "t:1").start()
+			n++
+		}
+		p.pass(500 * time.Millisecond)
+	}
+	p.pass(5 * time.Second)
+	g, _ := p.s.View().Legacy("g")
+	if g.Number > 5 || !g.Complete || len(g.Members) != 20 || p.failures != 0 {
+		t.Errorf("generation %d, complete %v, %d members, %d failures\n%s", g.Number, g.Complete, len(g.Members), p.failures, p.out.String())
 	}
 }
 

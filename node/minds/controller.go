@@ -134,6 +134,16 @@ func (d *Controller) Move(tp id.TopicPartition, to id.BrokerID) error {
 	return d.term.mind.Move(tp, to)
 }
 
+// Silence is for how long no broker has reported a touch of a ZooKeeper session; 0 when this node does not lead.
+func (d *Controller) Silence(s id.SessionID) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.term == nil {
+		return 0
+	}
+	return d.term.mind.Silence(s, d.cfg.Clock.Boot())
+}
+
 // Run decides until the term, ctx, has ended. It is called after the barrier of the term has been applied.
 func (d *Controller) Run(ctx context.Context, n id.Term) {
 	t := &term{d: d, n: n, ctx: ctx, wake: make(chan struct{}, 1), fenced: make(chan struct{})}

@@ -146,6 +146,11 @@ func (c *Controller) Heard(b id.BrokerID, epoch id.BrokerEpoch, applied id.Index
 	return true
 }
 
+// Silence is for how long, at now, no broker has reported a touch of a session; 0 for one that does not live.
+func (c *Controller) Silence(s id.SessionID, now time.Duration) time.Duration {
+	return c.sessions.silence(s, now)
+}
+
 // MayGrant says whether the answer to a report may carry a lease. The driver has proved its leadership since Heard.
 func (c *Controller) MayGrant(b id.BrokerID, epoch id.BrokerEpoch, applied id.Index) bool {
 	row, ok := c.view.Broker(b)

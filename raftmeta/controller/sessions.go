@@ -44,6 +44,14 @@ func (s *sessions) touch(i id.SessionID, now time.Duration) {
 	}
 }
 
+// silence is for how long nothing has been heard of a session; 0 for one that is not there.
+func (s *sessions) silence(i id.SessionID, now time.Duration) time.Duration {
+	if r := s.rows[i]; r != nil {
+		return max(now-r.touched, 0)
+	}
+	return 0
+}
+
 // restart gives every session its whole timeout again.
 func (s *sessions) restart(now time.Duration) {
 	for _, r := range s.rows {
