@@ -42,7 +42,7 @@ type story struct {
 	commits, releases int64 // when the first owner began to, before the second one had the partition; ms
 	acked             int64 // the last offset that ZooKeeper acknowledged to the first owner by then; -1: none
 	found             int64 // the offset's znode when the second one claimed; -1: none
-	claimed           time.Time
+	taken, claimed    time.Time // when the first one had last claimed it, and the second one did
 }
 
 // storyOf finds out what happened between the receipts of a record.
@@ -55,6 +55,9 @@ func storyOf(d again, all []line, history []moment) story {
 	}
 	until := s.claimed.UnixMilli()
 	for _, m := range history {
+		if m.what == "owner" && m.partition == d.first.Partition && m.value == d.first.Member && m.at.Before(s.claimed) {
+			s.taken = m.at
+		}
 		if m.what == "offset" && m.partition == d.first.Partition && m.at.Before(s.claimed) {
 			if n, err := strconv.ParseInt(m.value, 10, 64); err == nil {
 				s.found = n
@@ -79,7 +82,7 @@ func storyOf(d again, all []line, history []moment) story {
 // what the next one found, and it gave the record to its application after it had begun that commit, which does not include it. A consumer
 // of 0.8.2.2 clears its queues before it commits, but what its iterator has taken from them already it goes on to hand out.
 func (s story) own(d again) bool {
-	return d.first.Member != d.second.Member && s.commits > 0 && s.releases >= s.commits && d.first.At >= s.commits && s.acked >= 0 && s.acked == s.found &&
+	return d.first.Member != d.second.Member && s.commits > s.taken.UnixMilli() && s.releases >= s.commits && d.first.At >= s.commits && s.acked >= 0 && s.acked == s.found &&
 		d.first.Offset >= s.acked
 }
 

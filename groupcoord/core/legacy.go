@@ -22,6 +22,7 @@ package core
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -103,6 +104,7 @@ type legacyGroup struct {
 	claimedAt time.Duration                  // when; began before the first
 	gone      bool                           // a member died in it
 	putting   RequestID                      // proposal in flight; 0: none
+	releases  map[id.SessionID]RequestID     // of what is reserved for a session: in flight
 	retryAt   time.Duration                  // after one whose outcome is unknown
 	joins     []*held                        // in the order of their arrival, as the others
 	claims    []*held
@@ -169,7 +171,7 @@ func (c *Coordinator) legacyGroup(name string) *legacyGroup {
 	g := c.legacy.groups[name]
 	if g == nil {
 		g = &legacyGroup{name: name, stale: true, since: never, retryAt: never, next: never, publishAt: never, regs: map[string]parsed{},
-			pattern: map[string]pattern{}, used: map[state.Gate]holdSum{}, failed: map[id.SessionID]*failedMember{}, budget: map[spender]time.Duration{}, fetchers: map[id.TopicPartition]*reservedFetch{}}
+			pattern: map[string]pattern{}, used: map[state.Gate]holdSum{}, failed: map[id.SessionID]*failedMember{}, budget: map[spender]time.Duration{}, releases: map[id.SessionID]RequestID{}, fetchers: map[id.TopicPartition]*reservedFetch{}}
 		c.legacy.groups[name] = g
 		row, _ := c.v.Legacy(name)
 		c.beginGeneration(g, row)
@@ -216,9 +218,10 @@ func (c *Coordinator) legacySettled(r RequestID, res *statepb.Result) bool {
 		delete(c.legacy.puts, r)
 		if g.putting == r {
 			g.putting = 0
-			if res.Code == statepb.Code_STALE_TERM { // unknown: what the state then shows decides
-				g.retryAt = c.now + retryAfter
-			}
+		}
+		maps.DeleteFunc(g.releases, func(_ id.SessionID, release RequestID) bool { return release == r })
+		if res.Code == statepb.Code_STALE_TERM { // unknown: what the state then shows decides
+			g.retryAt = c.now + retryAfter
 		}
 		c.legacyTurn(g)
 		return true
@@ -335,7 +338,7 @@ func (c *Coordinator) legacyTurn(g *legacyGroup) {
 	if g.next != never {
 		c.mark(g.next)
 	}
-	idle := len(g.joins)+len(g.claims)+len(g.reads)+len(g.mixes)+len(g.failed)+len(g.fetchers) == 0 && g.putting == 0 && g.since == never
+	idle := len(g.joins)+len(g.claims)+len(g.reads)+len(g.mixes)+len(g.failed)+len(g.fetchers) == 0 && g.putting == 0 && len(g.releases) == 0 && g.since == never
 	if idle && len(g.want.members) == 0 && (g.row == nil || len(g.row.Members)+len(g.row.Reserved) == 0) && !c.isAsked(g.name) {
 		delete(c.legacy.groups, g.name)
 	}

@@ -44,30 +44,32 @@ func (c *Coordinator) turnReservations(g *legacyGroup) {
 	if g.row == nil || len(g.row.Reserved) == 0 {
 		return
 	}
-	var over *statepb.ReleaseOwners // of one session; the others follow
+	over := map[id.SessionID]*statepb.ReleaseOwners{}
 	for _, r := range g.row.Reserved {
-		if left := c.reservedFor(g, r); left > 0 {
-			g.wake(c.now + min(left, reservationBeat))
+		if g.releases[r.Session] != 0 {
 			continue
 		}
-		if over == nil {
-			over = &statepb.ReleaseOwners{Group: g.name, Session: int64(r.Session)}
+		if left := c.reservedFor(g, r); left > 0 {
+			g.wake(c.now + left)
+			continue
 		}
-		if over.Session == int64(r.Session) {
-			over.Owned = append(over.Owned, &statepb.OwnedPartition{Topic: r.Topic, Partition: r.Partition})
+		if over[r.Session] == nil {
+			over[r.Session] = &statepb.ReleaseOwners{Group: g.name, Session: int64(r.Session)}
 		}
+		over[r.Session].Owned = append(over[r.Session].Owned, &statepb.OwnedPartition{Topic: r.Topic, Partition: r.Partition})
 	}
-	switch {
-	case over == nil, g.putting != 0:
-	case g.retryAt != never && g.retryAt > c.now:
+	if len(over) > 0 && g.retryAt != never && g.retryAt > c.now {
 		g.wake(g.retryAt)
-	default:
-		g.retryAt = never
-		c.putLegacy(g, &statepb.Command{Body: &statepb.Command_ReleaseOwners{ReleaseOwners: over}})
+		return
+	}
+	for _, s := range slices.Sorted(maps.Keys(over)) {
+		c.last++
+		g.releases[s], c.legacy.puts[c.last] = c.last, g
+		c.do(Action{Request: c.last, Propose: &statepb.Command{Body: &statepb.Command_ReleaseOwners{ReleaseOwners: over[s]}}})
 	}
 }
 
-// reservedFor is how much longer a reservation lasts at most, 0 when it is over.
+// reservedFor is how long it is until a reservation is over, or to be looked at again; 0 when it is over.
 func (c *Coordinator) reservedFor(g *legacyGroup, r *state.Reservation) time.Duration {
 	if !c.v.GateOn(g.name, state.GateReservation) {
 		return 0
@@ -79,13 +81,16 @@ func (c *Coordinator) reservedFor(g *legacyGroup, r *state.Reservation) time.Dur
 		g.fetchers[tp] = f
 	}
 	age := max(c.now-f.seen, time.Duration(c.v.ClockMs()-r.SinceMs)*time.Millisecond) // the cluster's clock is coarse
-	if left := time.Duration(r.TimeoutMs)*time.Millisecond - age; c.cfg.Fetching == nil || left <= 0 {
-		return max(left, 0)
-	} else if c.stopped(g, f, tp, r.Host) && c.now-f.seen >= reportsSettle && c.now >= reportsBegin {
-		return 0
-	} else {
+	left := max(time.Duration(r.TimeoutMs)*time.Millisecond-age, 0)
+	switch settled := max(f.seen+reportsSettle, reportsBegin); {
+	case c.cfg.Fetching == nil:
 		return left
+	case !c.stopped(g, f, tp, r.Host):
+		return min(left, reservationBeat)
+	case c.now < settled:
+		return min(left, reservationBeat, settled-c.now)
 	}
+	return 0
 }
 
 // stopped reports whether none of the connections is left that fetched a partition when the session ended: from its host, or, as a

@@ -175,3 +175,38 @@ func crash(p *park, name string) {
 	m.quit(true)
 	m.expired, m.act, m.owned = false, actGone, nil
 }
+
+// What several dead members had is free at once, and at the moment when the brokers have told that nobody fetches it.
+func TestLegacyReservationsEndTogether(t *testing.T) {
+	p := newPark(t)
+	p.mind.cfg.Fetching = func(id.TopicPartition) []Fetcher { return nil }
+	p.topic("t", 8)
+	for _, name := range []string{"a", "b", "c", "d"} {
+		p.add(name, state.DialectJVM, "t:1").start()
+	}
+	p.pass(3 * time.Second)
+	p.member("a").paused = true
+	for _, name := range []string{"b", "c", "d"} {
+		crash(p, name)
+	}
+	if g, _ := p.s.View().Legacy("g"); len(g.Reserved) != 6 {
+		t.Fatalf("reserved: %v", g.Reserved)
+	}
+	p.hold = true
+	p.advance(reportsSettle)
+	ended := map[int64]int{}
+	for _, a := range p.held {
+		if r := a.Propose.GetReleaseOwners(); r != nil {
+			ended[r.Session] += len(r.Owned)
+		}
+	}
+	if len(ended) != 3 || ended[p.member("b").session] != 2 {
+		t.Errorf("%v after the crash these sessions' partitions were proposed to be free: %v", reportsSettle, ended)
+	}
+	p.release()
+	p.member("a").paused = false
+	p.pass(3 * time.Second)
+	if g, _ := p.s.View().Legacy("g"); len(g.Reserved) != 0 || !g.Complete {
+		t.Errorf("reserved %v, complete %v", g.Reserved, g.Complete)
+	}
+}
