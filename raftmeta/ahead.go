@@ -137,7 +137,7 @@ func (n *Node) aheadOf(logs []*raft.Log, prevIndex, prevTerm uint64) {
 		return // a follower writes what it was sent
 	}
 	n.ahead.offer(&raft.AppendEntriesRequest{
-		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(n.tr.id), Addr: []byte(n.tr.net.LocalAddr())},
+		RPCHeader: n.tr.header(),
 		Term:      logs[0].Term, PrevLogEntry: prevIndex, PrevLogTerm: prevTerm, Entries: logs,
 	}, n.followers())
 }

@@ -20,7 +20,6 @@ const (
 // Leader is what this node knows of the leader; ID is empty when it knows none.
 type Leader struct {
 	ID   id.DirectoryID
-	Addr string
 	Term id.Term
 }
 
@@ -42,8 +41,8 @@ func (n *Node) leaderChange() (Leader, <-chan struct{}) {
 // refreshLeader reads what raft knows. One goroutine of the instance calls it at every change.
 func (n *Node) refreshLeader() {
 	r := n.inst.Load().r
-	addr, rid := r.LeaderWithID()
-	lead := Leader{ID: id.DirectoryID(rid), Addr: string(addr), Term: id.Term(r.CurrentTerm())}
+	_, rid := r.LeaderWithID()
+	lead := Leader{ID: id.DirectoryID(rid), Term: id.Term(r.CurrentTerm())}
 	if lead.ID == "" || lead.ID == n.cfg.ID && r.State() != raft.Leader {
 		lead = Leader{}
 	}

@@ -208,9 +208,7 @@ func (n *Node) promised(ctx context.Context, c candidacy) bool {
 // timeoutNow orders raft to stand for election. The order never goes over the network, where it could wait behind a disk
 // and depose a healthy leader later: it is taken at once or withdrawn, and while it waits cond is asked again and again.
 func (p *port) timeoutNow(cond func() bool) bool {
-	r := raft.RPC{Command: &raft.TimeoutNowRequest{
-		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(p.t.id), Addr: []byte(p.LocalAddr())},
-	}, RespChan: make(chan raft.RPCResponse, 1)}
+	r := raft.RPC{Command: &raft.TimeoutNowRequest{RPCHeader: p.t.header()}, RespChan: make(chan raft.RPCResponse, 1)}
 	for end := time.Now().Add(timeoutNowFor); time.Now().Before(end); {
 		if !cond() {
 			return false

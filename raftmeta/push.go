@@ -150,9 +150,8 @@ func (p *pusher) close() {
 
 // sendPush sends one push through the transport.
 func (t *transport) sendPush(to raft.Server, what target) (r raft.AppendEntriesResponse, err error) {
-	addr := []byte(t.net.LocalAddr())
 	err = t.net.AppendEntries(to.ID, to.Address, &raft.AppendEntriesRequest{
-		RPCHeader:    raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(t.id), Addr: addr},
+		RPCHeader:    t.header(),
 		Term:         what.term,
 		PrevLogEntry: what.index, PrevLogTerm: what.term, LeaderCommitIndex: what.index,
 	}, &r)

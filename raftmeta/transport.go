@@ -120,6 +120,12 @@ func newTransport(id raft.ServerID, layer raft.StreamLayer, addrs raft.ServerAdd
 	return t
 }
 
+// header is the header that raft itself gives its messages. In another one a follower would see another leader (raft tells it by
+// the address): at each of our messages, and at raft's next one again.
+func (t *transport) header() raft.RPCHeader {
+	return raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(t.id), Addr: t.net.EncodePeer(t.id, t.net.LocalAddr())}
+}
+
 // close ends the transport and waits for its handlers; no port may be open.
 func (t *transport) close() error {
 	err := t.net.Close() // closes layer
@@ -302,8 +308,7 @@ func (p *port) install(r raft.RPC, q *raft.InstallSnapshotRequest) (_ raft.RPC, 
 		p.t.log.Info("received snapshot is not newer than the applied state, kept away", "snapshot", q.LastLogIndex,
 			"applied", applied, "from", string(q.ID))
 		answer <- raft.RPCResponse{Response: &raft.InstallSnapshotResponse{
-			RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(p.t.id), Addr: []byte(p.LocalAddr())},
-			Term:      term, Success: q.Term >= term,
+			RPCHeader: p.t.header(), Term: term, Success: q.Term >= term,
 		}}
 		return r, false
 	}
