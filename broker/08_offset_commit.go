@@ -35,7 +35,7 @@ func (s *Server) offsetCommit(ctx context.Context, c *call, req *kmsg.OffsetComm
 		cmd.Instance = *req.InstanceID
 	}
 	if req.Version == 0 {
-		cmd.From, cmd.Generation = statepb.OffsetOrigin_ORIGIN_ZNODE, -1
+		cmd.From, cmd.Generation, cmd.NotSince = statepb.OffsetOrigin_ORIGIN_ZNODE, -1, int64(v.ZXID())
 	}
 	whole := s.refuseGroup(v, req.Group, req.Version)
 	var taken []*int16 // codes of the items of cmd
@@ -107,7 +107,7 @@ func (s *Server) commit(ctx context.Context, cmd *statepb.CommitOffsets, codes [
 	defer cancel()
 	var r *statepb.Result
 	var err error
-	if cmd.From == statepb.OffsetOrigin_ORIGIN_ZNODE { // any broker takes these
+	if cmd.From == statepb.OffsetOrigin_ORIGIN_ZNODE { // any broker takes these, and repeats them at the next coordinator
 		r, err = s.deps.Groups.Do(ctx, &statepb.Command{Body: &statepb.Command_CommitOffsets{CommitOffsets: cmd}})
 	} else {
 		r, err = s.deps.Groups.Commit(ctx, cmd)

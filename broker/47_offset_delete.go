@@ -12,25 +12,51 @@ import (
 
 var offsetDeleteAPI = register(47, 0, (*Server).offsetDelete)
 
-// offsetDelete removes committed offsets (KIP-496): not of topics that a member of the group reads.
+// deleteTries bounds how often a deletion is decided again because the group's members change meanwhile.
+const deleteTries = 5
+
+// offsetDelete removes committed offsets (KIP-496): not of topics that a member of the group reads. It is decided here and carried out only
+// if the group's members are still the same.
 func (s *Server) offsetDelete(ctx context.Context, _ *call, req *kmsg.OffsetDeleteRequest) kmsg.Response {
 	resp := req.ResponseKind().(*kmsg.OffsetDeleteResponse)
-	v := s.deps.Views.View()
-	if resp.ErrorCode = s.refuseGroup(v, req.Group, 1); resp.ErrorCode != 0 {
+	for try := 1; ; try++ {
+		v := s.deps.Views.View()
+		if resp.ErrorCode = s.refuseGroup(v, req.Group, 1); resp.ErrorCode != 0 {
+			return resp
+		}
+		cmd, topics, code := decideOffsetDelete(v, req)
+		if resp.ErrorCode = code; code != 0 {
+			return resp
+		}
+		if len(cmd.Items) > 0 { // without items the command means the whole group
+			var r *statepb.Result
+			r, resp.ErrorCode = s.doGroup(ctx, &statepb.Command{Body: &statepb.Command_DeleteOffsets{DeleteOffsets: cmd}})
+			if r.GetCode() == statepb.Code_STALE {
+				if resp.ErrorCode = kerr.CoordinatorNotAvailable.Code; try < deleteTries {
+					continue // the view shows why by now
+				}
+			}
+		}
+		if resp.ErrorCode == 0 {
+			resp.Topics = topics
+		}
 		return resp
 	}
+}
+
+// decideOffsetDelete tells what of a request can be done, and what its partitions are answered with when it is.
+func decideOffsetDelete(v *state.View, req *kmsg.OffsetDeleteRequest) (*statepb.DeleteOffsets, []kmsg.OffsetDeleteResponseTopic, int16) {
 	g, ok := v.Group(req.Group)
 	switch {
 	case !ok:
-		resp.ErrorCode = kerr.GroupIDNotFound.Code
-		return resp
+		return nil, nil, kerr.GroupIDNotFound.Code
 	case len(g.Members) > 0 && g.ProtocolType != "consumer":
-		resp.ErrorCode = kerr.NonEmptyGroup.Code
-		return resp
+		return nil, nil, kerr.NonEmptyGroup.Code
 	}
 	topics, all := subscribed(v, g)
-	ownedByZnodes(v, g.Name, topics)
-	cmd := &statepb.DeleteOffsets{Group: req.Group}
+	readByZnodes(v, g.Name, topics)
+	cmd := &statepb.DeleteOffsets{Group: req.Group, GroupVersion: g.Version}
+	var outs []kmsg.OffsetDeleteResponseTopic
 	for _, t := range req.Topics {
 		out := kmsg.NewOffsetDeleteResponseTopic()
 		out.Topic = t.Topic
@@ -45,26 +71,34 @@ func (s *Server) offsetDelete(ctx context.Context, _ *call, req *kmsg.OffsetDele
 			}
 			out.Partitions = append(out.Partitions, o)
 		}
-		resp.Topics = append(resp.Topics, out)
+		outs = append(outs, out)
 	}
-	if len(cmd.Items) > 0 { // without items the command means the whole group
-		_, resp.ErrorCode = s.doGroup(ctx, &statepb.Command{Body: &statepb.Command_DeleteOffsets{DeleteOffsets: cmd}})
-	}
-	if resp.ErrorCode != 0 {
-		resp.Topics = nil
-	}
-	return resp
+	return cmd, outs, 0
 }
 
-// ownedByZnodes adds the topics that live znode consumers read.
-func ownedByZnodes(v *state.View, group string, topics map[string]bool) {
+// readByZnodes adds the topics that live znode consumers read: those that they name, that their generation shows them, and that they own
+// partitions of.
+func readByZnodes(v *state.View, group string, topics map[string]bool) {
 	live := false
-	v.Members(group, func(string, *state.Znode) bool { live = true; return false })
+	v.Members(group, func(_ string, z *state.Znode) bool {
+		live = true
+		if reg, ok := state.ParseRegistration(z.Data); ok && topics != nil {
+			for _, t := range reg.Topics {
+				topics[t.Topic] = true // of a pattern: no topic's name, or one that it means
+			}
+		}
+		return true
+	})
 	if !live || topics == nil {
 		return
 	}
+	if row, ok := v.Legacy(group); ok {
+		for _, t := range row.Topics {
+			topics[t.Name] = true
+		}
+	}
 	v.ZnodeChildren("/consumers/"+group+"/owners", func(topic string, _ *state.Znode) bool {
-		v.Owners(group, topic, func(string, *state.Znode) bool { topics[topic] = true; return false })
+		v.Owners(group, topic, func(string, *state.Znode) bool { topics[state.OwnersTopic(topic)] = true; return false })
 		return true
 	})
 }

@@ -24,13 +24,14 @@ import (
 
 // fakeMeta is a metadata log without Raft: one state, applied at once.
 type fakeMeta struct {
-	mu    sync.Mutex
-	st    *state.State
-	index id.Index
-	view  atomic.Pointer[state.View]
-	err   error               // what Propose returns in place of applying
-	asked int                 // commands that came
-	tell  func(state.Applied) // hears every applied entry, in order; may be nil
+	mu     sync.Mutex
+	st     *state.State
+	index  id.Index
+	view   atomic.Pointer[state.View]
+	err    error                  // what Propose returns in place of applying
+	asked  int                    // commands that came
+	before func(*statepb.Command) // runs before a command of Do; may be nil
+	tell   func(state.Applied)    // hears every applied entry, in order; may be nil
 
 	groups fakeGroups
 }
@@ -60,6 +61,9 @@ func (m *fakeMeta) Propose(ctx context.Context, cmd *statepb.Command) (*statepb.
 }
 
 func (m *fakeMeta) Do(ctx context.Context, cmd *statepb.Command) (*statepb.Result, error) {
+	if m.before != nil {
+		m.before(cmd)
+	}
 	return m.Propose(ctx, cmd)
 }
 

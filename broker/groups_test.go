@@ -302,3 +302,29 @@ func TestNotTheCoordinator(t *testing.T) {
 		t.Errorf("list: %+v", got)
 	}
 }
+
+// A member that subscribes between the decision and the deletion keeps its offsets: the deletion is decided again.
+func TestOffsetDeleteRacesWithANewMember(t *testing.T) {
+	f := start(t, nil)
+	c := f.dial(t)
+	createTopic(c, 5, "t", 2, 1, nil)
+	if got := ask[*kmsg.OffsetCommitResponse](c, commitRequest(8, "", -1)); got.Topics[0].Partitions[0].ErrorCode != 0 {
+		t.Fatalf("%+v", got)
+	}
+	f.meta.before = func(cmd *statepb.Command) {
+		if cmd.GetDeleteOffsets() == nil {
+			return
+		}
+		f.meta.before = nil
+		s := f.meta.must(t, &statepb.Command{Body: &statepb.Command_CreateSession{CreateSession: &statepb.CreateSession{TimeoutMs: 6000, Password: make([]byte, 16)}}})
+		f.meta.must(t, &statepb.Command{Body: &statepb.Command_CreateZnode{CreateZnode: &statepb.CreateZnode{Path: "/consumers/g/ids", Null: true}}})
+		f.meta.must(t, &statepb.Command{Origin: &statepb.Origin{Session: s.Value, AttachEpoch: s.Epoch}, Body: &statepb.Command_CreateZnode{CreateZnode: &statepb.CreateZnode{
+			Path: "/consumers/g/ids/g_a", Data: []byte(`{"version":1,"subscription":{"t":1},"pattern":"static","timestamp":"1"}`), Ephemeral: true}}})
+	}
+	if whole, part := deleteOffset(c, "g", "t"); whole != 0 || part != kerr.GroupSubscribedToTopic.Code {
+		t.Errorf("%d, %d", whole, part)
+	}
+	if _, ok := f.meta.View().Offset("g", "t", 0); !ok {
+		t.Error("the new member's offset is gone")
+	}
+}

@@ -188,7 +188,11 @@ func (c *Coordinator) Request(v *state.View, r Request, now time.Duration) []Act
 		if g := c.groups[b.DeleteGroup.Group]; g != nil && g.joining() {
 			return []Action{{Request: r.ID, Reply: &statepb.Result{Code: statepb.Code_NOT_EMPTY, Text: "members are joining the group"}}}
 		}
-	case *statepb.Command_CommitOffsets, *statepb.Command_DeleteOffsets:
+	case *statepb.Command_CommitOffsets:
+		if !r.Repeat {
+			b.CommitOffsets.NotSince = 0
+		}
+	case *statepb.Command_DeleteOffsets:
 	default:
 		return []Action{{Request: r.ID, Reply: &statepb.Result{Code: statepb.Code_INVALID, Text: "not a request of groups"}}}
 	}

@@ -113,3 +113,15 @@ func TestStreamsOfAllTopicsAreBounded(t *testing.T) {
 		t.Errorf("ten million threads are computed: %v", err)
 	}
 }
+
+// Only a repeat is told apart from what was committed meanwhile: the first attempt must not be dropped because its node is behind.
+func TestOnlyARepeatedCommitIsConditional(t *testing.T) {
+	c, v := NewCoordinator(Config{}), state.New().View()
+	for _, repeat := range []bool{false, true} {
+		cmd := &pb.Command{Body: &pb.Command_CommitOffsets{CommitOffsets: &pb.CommitOffsets{Group: "g", NotSince: 7}}}
+		acts := c.Request(v, Request{ID: 1, Repeat: repeat, Command: cmd}, time.Second)
+		if got := acts[0].Propose.GetCommitOffsets().NotSince; got != map[bool]int64{true: 7}[repeat] {
+			t.Errorf("repeat %v: not since %d", repeat, got)
+		}
+	}
+}

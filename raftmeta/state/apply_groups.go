@@ -174,6 +174,7 @@ func (s *State) commitOffsets(c *statepb.CommitOffsets) *statepb.Result {
 		res.Parts = worse(res.Parts, s.mixedParts(g, c))
 	}
 	res.Parts = worse(res.Parts, s.lateParts(c))
+	res.Parts = worse(res.Parts, s.writtenSince(c))
 	origin := FromKafka
 	if c.From == statepb.OffsetOrigin_ORIGIN_ZNODE {
 		origin = FromZnode
@@ -200,6 +201,33 @@ func (s *State) commitOffsets(c *statepb.CommitOffsets) *statepb.Result {
 	return res
 }
 
+// writtenSince judges a repeated commit: an offset that was written after its committer asked first is as the repeat wants it, or newer.
+func (s *State) writtenSince(c *statepb.CommitOffsets) (parts []*statepb.Result) {
+	if c.NotSince == 0 {
+		return nil
+	}
+	for i, it := range c.Items {
+		o, ok := s.offset(c.Group, it.Topic, it.Partition)
+		if !ok || int64(o.Mzxid) <= c.NotSince {
+			continue
+		}
+		if parts == nil {
+			parts = okParts(len(c.Items))
+		}
+		parts[i] = s.refuse(statepb.Code_OFFSET_STALE, "%s-%d was committed since", it.Topic, it.Partition)
+	}
+	return parts
+}
+
+// okParts are the parts of a commit, all taken so far.
+func okParts(n int) []*statepb.Result {
+	parts := make([]*statepb.Result, n)
+	for i := range parts {
+		parts[i] = &statepb.Result{}
+	}
+	return parts
+}
+
 // unknownTopics gives each item a part if one of them is of a topic that is gone or was made again; nil: all are as the committer
 // saw them.
 func (s *State) unknownTopics(items []*statepb.OffsetItem) (parts []*statepb.Result) {
@@ -211,10 +239,7 @@ func (s *State) unknownTopics(items []*statepb.OffsetItem) (parts []*statepb.Res
 			continue
 		}
 		if parts == nil {
-			parts = make([]*statepb.Result, len(items))
-			for j := range parts {
-				parts[j] = &statepb.Result{}
-			}
+			parts = okParts(len(items))
 		}
 		parts[i] = s.refuse(statepb.Code_UNKNOWN_TOPIC, "topic %s was deleted", it.Topic)
 	}
@@ -243,6 +268,9 @@ func (s *State) expireOffsets(c *statepb.ExpireOffsets) *statepb.Result {
 }
 
 func (s *State) deleteOffsets(c *statepb.DeleteOffsets) *statepb.Result {
+	if g, ok := s.groups.get([]byte(c.Group)); c.GroupVersion != 0 && (!ok || g.Version != c.GroupVersion) {
+		return s.refuse(statepb.Code_STALE, "group %s has changed", c.Group)
+	}
 	zx := s.zxid()
 	if len(c.Items) > 0 {
 		for _, it := range c.Items {

@@ -461,10 +461,7 @@ func (s *State) lateParts(c *statepb.CommitOffsets) []*statepb.Result {
 			continue
 		}
 		if parts == nil {
-			parts = make([]*statepb.Result, len(c.Items))
-			for j := range parts {
-				parts[j] = &statepb.Result{}
-			}
+			parts = okParts(len(c.Items))
 		}
 		parts[i] = s.refuse(statepb.Code_OFFSET_STALE, "%s-%d belongs to %s, who has committed since", it.Topic, it.Partition, z.Data)
 	}

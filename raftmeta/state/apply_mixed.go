@@ -112,10 +112,7 @@ func (s *State) mixedParts(g *Group, c *statepb.CommitOffsets) []*statepb.Result
 	var parts []*statepb.Result
 	refuse := func(i int, r *statepb.Result) {
 		if parts == nil {
-			parts = make([]*statepb.Result, len(c.Items))
-			for j := range parts {
-				parts[j] = &statepb.Result{}
-			}
+			parts = okParts(len(c.Items))
 		}
 		parts[i] = r
 	}

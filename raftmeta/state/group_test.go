@@ -152,3 +152,37 @@ func TestTopicDeletionTakesOffsetsOfClassicGroups(t *testing.T) {
 		t.Fatal(fmt.Sprint("still at ", o.Offset))
 	}
 }
+
+// A repeated commit does not lower what was committed since it was asked first, and offsets are deleted only while the members are those
+// that the deletion was decided on.
+func TestRepeatedCommitAndConditionalDelete(t *testing.T) {
+	f, who := mixedFold(t)
+	commit := func(offset, notSince int64) []pb.Code {
+		c := commitOf("", -1, pb.OffsetOrigin_ORIGIN_ZNODE, "kafka-node-client@10.0.0.1", offset, 2, 3)
+		c.GetCommitOffsets().NotSince = notSince
+		return codes(f.do(c)[0], 2)
+	}
+	asked := int64(f.s.View().ZXID())
+	commit(10, 0) // it was carried out, and the answer was lost
+	later := commitOf("", -1, pb.OffsetOrigin_ORIGIN_ZNODE, "kafka-node-client@10.0.0.1", 20, 2)
+	f.ok(later)
+	if got := commit(10, asked); got[0] != pb.Code_OFFSET_STALE || got[1] != pb.Code_OFFSET_STALE || f.offset(2) != 20 || f.offset(3) != 10 {
+		t.Errorf("the repeat: %v, offsets %d %d", got, f.offset(2), f.offset(3))
+	}
+	if got := commit(30, int64(f.s.View().ZXID())); got[0] != pb.Code_OK || f.offset(2) != 30 || f.offset(3) != 30 {
+		t.Errorf("a repeat of what was not carried out: %v, offsets %d %d", got, f.offset(2), f.offset(3))
+	}
+
+	g, _ := f.s.View().Group("g")
+	del := &pb.Command{Body: &pb.Command_DeleteOffsets{DeleteOffsets: &pb.DeleteOffsets{Group: "g", GroupVersion: g.Version, Items: []*pb.OffsetItem{{Topic: "t", Partition: 2}}}}}
+	f.ok(claimAs(who["b"], "2", "b-0"))
+	f.want(pb.Code_STALE, del)
+	if f.offset(2) != 30 {
+		t.Error("the offset was deleted although a member has come to the partition")
+	}
+	g, _ = f.s.View().Group("g")
+	del.GetDeleteOffsets().GroupVersion = g.Version
+	if f.ok(del); f.offset(2) != -1 {
+		t.Error("the offset was not deleted")
+	}
+}

@@ -3321,6 +3321,7 @@ type CommitOffsets struct {
 	Items         []*OffsetItem          `protobuf:"bytes,6,rep,name=items,proto3" json:"items,omitempty"`
 	Instance      string                 `protobuf:"bytes,7,opt,name=instance,proto3" json:"instance,omitempty"`                  // group.instance.id of the member; empty: none
 	NoEpochs      bool                   `protobuf:"varint,8,opt,name=no_epochs,json=noEpochs,proto3" json:"no_epochs,omitempty"` // by a request that cannot carry a member epoch (before OffsetCommit v9)
+	NotSince      int64                  `protobuf:"varint,9,opt,name=not_since,json=notSince,proto3" json:"not_since,omitempty"` // of a repeat: offsets written after this zxid stay, each OFFSET_STALE; 0: not checked
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3411,10 +3412,18 @@ func (x *CommitOffsets) GetNoEpochs() bool {
 	return false
 }
 
+func (x *CommitOffsets) GetNotSince() int64 {
+	if x != nil {
+		return x.NotSince
+	}
+	return 0
+}
+
 type DeleteOffsets struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	Items         []*OffsetItem          `protobuf:"bytes,2,rep,name=items,proto3" json:"items,omitempty"` // topic and partition; empty: the whole group
+	Items         []*OffsetItem          `protobuf:"bytes,2,rep,name=items,proto3" json:"items,omitempty"`                                    // topic and partition; empty: the whole group
+	GroupVersion  uint64                 `protobuf:"varint,3,opt,name=group_version,json=groupVersion,proto3" json:"group_version,omitempty"` // decided on; 0: not checked
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3461,6 +3470,13 @@ func (x *DeleteOffsets) GetItems() []*OffsetItem {
 		return x.Items
 	}
 	return nil
+}
+
+func (x *DeleteOffsets) GetGroupVersion() uint64 {
+	if x != nil {
+		return x.GroupVersion
+	}
+	return 0
 }
 
 // ExpireOffsets removes offsets whose time has passed, decided by the coordinator. It is STALE when members have come since; an
@@ -5134,7 +5150,7 @@ const file_state_proto_rawDesc = "" +
 	"\fleader_epoch\x18\x04 \x01(\x05R\vleaderEpoch\x12\x1a\n" +
 	"\bmetadata\x18\x05 \x01(\tR\bmetadata\x12!\n" +
 	"\fretention_ms\x18\x06 \x01(\x03R\vretentionMs\x12\x19\n" +
-	"\btopic_id\x18\a \x01(\fR\atopicId\"\x90\x02\n" +
+	"\btopic_id\x18\a \x01(\fR\atopicId\"\xad\x02\n" +
 	"\rCommitOffsets\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x1e\n" +
@@ -5145,10 +5161,12 @@ const file_state_proto_rawDesc = "" +
 	"\x04from\x18\x05 \x01(\x0e2\x1f.barnabas.state.v1.OffsetOriginR\x04from\x123\n" +
 	"\x05items\x18\x06 \x03(\v2\x1d.barnabas.state.v1.OffsetItemR\x05items\x12\x1a\n" +
 	"\binstance\x18\a \x01(\tR\binstance\x12\x1b\n" +
-	"\tno_epochs\x18\b \x01(\bR\bnoEpochs\"Z\n" +
+	"\tno_epochs\x18\b \x01(\bR\bnoEpochs\x12\x1b\n" +
+	"\tnot_since\x18\t \x01(\x03R\bnotSince\"\x7f\n" +
 	"\rDeleteOffsets\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x123\n" +
-	"\x05items\x18\x02 \x03(\v2\x1d.barnabas.state.v1.OffsetItemR\x05items\"\x82\x01\n" +
+	"\x05items\x18\x02 \x03(\v2\x1d.barnabas.state.v1.OffsetItemR\x05items\x12#\n" +
+	"\rgroup_version\x18\x03 \x01(\x04R\fgroupVersion\"\x82\x01\n" +
 	"\rExpireOffsets\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12#\n" +
 	"\rgroup_version\x18\x02 \x01(\x04R\fgroupVersion\x126\n" +
