@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -15,7 +17,7 @@ import (
 
 var offsetCommitAPI = register(8, 9, (*Server).offsetCommit).frames(listFrames)
 
-// maxOffsetMetadata is offset.metadata.max.bytes.
+// maxOffsetMetadata is offset.metadata.max.bytes, which Kafka counts in units of UTF-16 (OffsetMetadataManager).
 const maxOffsetMetadata = 4096
 
 // commitTimeout is offsets.commit.timeout.ms: clients give up after 10 s and more.
@@ -28,11 +30,11 @@ func (s *Server) offsetCommit(ctx context.Context, c *call, req *kmsg.OffsetComm
 	resp := req.ResponseKind().(*kmsg.OffsetCommitResponse)
 	v := s.deps.Views.View()
 	cmd := &statepb.CommitOffsets{
-		Group: req.Group, Member: req.MemberID, Generation: req.Generation, By: c.clientID + "@" + c.host,
+		Group: req.Group, Member: text(req.MemberID), Generation: req.Generation, By: text(c.clientID) + "@" + c.host,
 		From: statepb.OffsetOrigin_ORIGIN_KAFKA, NoEpochs: req.Version < 9,
 	}
 	if req.InstanceID != nil {
-		cmd.Instance = *req.InstanceID
+		cmd.Instance = text(*req.InstanceID)
 	}
 	if req.Version == 0 {
 		cmd.From, cmd.Generation, cmd.NotSince = statepb.OffsetOrigin_ORIGIN_ZNODE, -1, int64(v.ZXID())
@@ -64,6 +66,25 @@ func (s *Server) offsetCommit(ctx context.Context, c *call, req *kmsg.OffsetComm
 	return resp
 }
 
+// text is a string as Kafka's brokers read it: what is no UTF-8 becomes U+FFFD (String.decode of Java). The state takes nothing else.
+func text(s string) string {
+	if utf8.ValidString(s) {
+		return s
+	}
+	return string([]rune(s))
+}
+
+// utf16Len is String.length of Java.
+func utf16Len(s string) (n int) {
+	if len(s) <= maxOffsetMetadata { // it cannot be longer than that
+		return len(s)
+	}
+	for _, r := range s {
+		n += utf16.RuneLen(r)
+	}
+	return n
+}
+
 // refuseGroup returns the code that answers every part of a request for a group, 0 for none.
 func (s *Server) refuseGroup(v *state.View, group string, version int16) int16 {
 	if state.ValidGroupID(group) != "" {
@@ -79,7 +100,7 @@ func refuseOffset(v *state.View, topic string, p *kmsg.OffsetCommitRequestTopicP
 	if _, ok := v.Partition(topic, p.Partition); !ok {
 		return kerr.UnknownTopicOrPartition.Code
 	}
-	if p.Metadata != nil && len(*p.Metadata) > maxOffsetMetadata {
+	if p.Metadata != nil && utf16Len(*p.Metadata) > maxOffsetMetadata {
 		return kerr.OffsetMetadataTooLarge.Code
 	}
 	return 0
@@ -94,7 +115,7 @@ func offsetItem(v *state.View, req *kmsg.OffsetCommitRequest, topic string, p *k
 		it.RetentionMs = req.RetentionTimeMillis
 	}
 	if p.Metadata != nil {
-		it.Metadata = *p.Metadata
+		it.Metadata = text(*p.Metadata)
 	}
 	if row, ok := v.Topic(topic); ok { // should it be deleted meanwhile, the offset must not be that of a new one
 		it.TopicId = row.ID[:]

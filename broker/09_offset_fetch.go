@@ -62,7 +62,7 @@ func (s *Server) awaitOffsets(ctx context.Context, c *call, req *kmsg.OffsetFetc
 		return
 	}
 	v := s.deps.Views.View()
-	ask := &statepb.AwaitOffsets{Group: req.Group, By: c.clientID + "@" + c.host}
+	ask := &statepb.AwaitOffsets{Group: req.Group, By: text(c.clientID) + "@" + c.host}
 	for _, t := range req.Topics {
 		for _, n := range t.Partitions {
 			if _, waits := v.OffsetWaits(0, req.Group, t.Topic, n); waits {

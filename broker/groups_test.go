@@ -328,3 +328,33 @@ func TestOffsetDeleteRacesWithANewMember(t *testing.T) {
 		t.Error("the new member's offset is gone")
 	}
 }
+
+// Texts that are no UTF-8 are read as Kafka's brokers read them, and metadata is counted in Java's characters.
+func TestCommitOfWhatIsNoText(t *testing.T) {
+	f := start(t, nil)
+	c := f.dial(t)
+	createTopic(c, 5, "t", 2, 1, nil)
+	for _, s := range []struct {
+		metadata, want string
+		code           int16
+	}{
+		{"a\xff\xfeb", "a\ufffd\ufffdb", 0},
+		{strings.Repeat("\u20ac", maxOffsetMetadata), strings.Repeat("\u20ac", maxOffsetMetadata), 0},
+		{strings.Repeat("\U0001f600", maxOffsetMetadata/2+1), "", kerr.OffsetMetadataTooLarge.Code},
+	} {
+		req := commitRequest(8, "", -1)
+		req.Topics[0].Partitions[0].Metadata = &s.metadata
+		if got := ask[*kmsg.OffsetCommitResponse](c, req).Topics[0].Partitions[0].ErrorCode; got != s.code {
+			t.Errorf("%.10q: code %d, want %d", s.metadata, got, s.code)
+		}
+		if o, ok := f.meta.View().Offset("g", "t", 0); s.code == 0 && (!ok || o.Metadata != s.want) {
+			t.Errorf("%.10q: stored %+v", s.metadata, o)
+		}
+	}
+	for _, version := range []int16{2, 8} {
+		req := commitRequest(version, "m\xff", 3)
+		if got := ask[*kmsg.OffsetCommitResponse](c, req).Topics[0].Partitions[0].ErrorCode; got == kerr.RequestTimedOut.Code || got == 0 {
+			t.Errorf("a member that is no text, v%d: %d", version, got)
+		}
+	}
+}
