@@ -9,6 +9,7 @@ import (
 
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/partition"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 )
 
 var fetchAPI = register(1, 12, (*Server).fetch).frames(listFrames)
@@ -29,15 +30,15 @@ func (s *Server) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) kms
 		MaxWait:  min(time.Duration(max(req.MaxWaitMillis, 0))*time.Millisecond, maxFetchWait),
 		MinBytes: int(max(req.MinBytes, 0)), MaxBytes: s.cfg.FetchMaxBytes, Isolation: partition.Isolation(req.IsolationLevel),
 	}
-	fenced := 0
+	withheld := 0
 	if req.Version >= 3 {
 		fr.MaxBytes = min(fr.MaxBytes, int(max(req.MaxBytes, 1)))
 	}
 	for i := range req.Topics {
 		for j := range req.Topics[i].Partitions {
 			p := &req.Topics[i].Partitions[j]
-			if s.fenced(c, req.Topics[i].Topic, p.Partition) {
-				fenced++
+			if s.withheld(c, req.Topics[i].Topic, p.Partition) {
+				withheld++
 				continue
 			}
 			fr.Items = append(fr.Items, partition.FetchItem{
@@ -50,7 +51,7 @@ func (s *Server) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) kms
 	switch {
 	case len(fr.Items) > 0:
 		results = s.deps.Partitions.Fetch(ctx, &fr)
-	case fenced > 0: // it gets nothing, at the pace of one who waits for records
+	case withheld > 0: // it gets nothing, at the pace of one who waits for records
 		wait := time.NewTimer(fr.MaxWait)
 		defer wait.Stop()
 		select {
@@ -68,7 +69,7 @@ func (s *Server) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) kms
 			p := &req.Topics[i].Partitions[j]
 			r := partition.FetchResult{HighWatermark: id.Offset(p.FetchOffset), LastStable: id.Offset(p.FetchOffset)}
 			if len(asked) > 0 && asked[0].Topic == t.Topic && asked[0].Partition == p.Partition {
-				if !s.fenced(c, t.Topic, p.Partition) { // it may have been meanwhile
+				if !s.withheld(c, t.Topic, p.Partition) { // it may have been meanwhile
 					r = results[0]
 				}
 				asked, results = asked[1:], results[1:]
@@ -80,16 +81,25 @@ func (s *Server) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) kms
 	return resp
 }
 
-// fenced reports whether a connection is cut off from a partition: it was of a znode consumer whose session expired, and the
-// partition has a new owner (decisions.md 16). To its client the partition looks as if nothing came any more.
-func (s *Server) fenced(c *call, topic string, partition int32) bool {
+// withheld reports whether a connection gets nothing from a partition now; to its client it looks as if nothing came. It is fenced: it
+// was of a znode consumer whose session expired, and the partition has a new owner (decisions.md 16). Or it fetches under the name of a
+// group of znode consumers, as old JVM consumers do, whose members have just been told to release the partition: what it fetched now its
+// client would throw away, but for what its iterator happens to hold when it commits, which the next owner would then read again.
+func (s *Server) withheld(c *call, topic string, partition int32) bool {
 	v := s.deps.Views.View()
+	if v.GivesUp(c.clientID, topic, partition) && v.GateOn(c.clientID, state.GatePause) {
+		s.paused.Add(1)
+		return true
+	}
 	if !v.AnyFence() {
 		return false
 	}
 	b, ok := v.Broker(s.cfg.ID)
 	return ok && v.Fenced(s.cfg.ID, b.Epoch, c.conn, topic, partition)
 }
+
+// Paused counts the fetches of a partition that were answered without records because its owner was to release it.
+func (s *Server) Paused() int64 { return s.paused.Load() }
 
 func fetchedPartition(req *kmsg.FetchRequest, n int32, r *partition.FetchResult) kmsg.FetchResponseTopicPartition {
 	p := kmsg.NewFetchResponseTopicPartition()

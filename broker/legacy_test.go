@@ -92,3 +92,58 @@ func TestFencedFetch(t *testing.T) {
 		t.Error("it is not served again", n)
 	}
 }
+
+// Who fetches under the name of a group of znode consumers gets nothing from a partition that its owner has been told to release, until
+// it is claimed anew or the generation is complete; others, and the group with its gate off, are served.
+func TestFetchOfWhatIsToBeReleased(t *testing.T) {
+	f := startReal(t, nil)
+	f.meta.must(t, &statepb.Command{Body: &statepb.Command_CreateTopic{CreateTopic: &statepb.CreateTopic{
+		Name: "t", TopicId: []byte("0123456789abcdef"), Assignments: []*statepb.Assignment{{Replicas: []int32{1}}},
+	}}})
+	c := f.dial(t)
+	if got := produced1(c, produceOne(3, 1, "t", 0, batch(t, "x"))); got.ErrorCode != 0 {
+		t.Fatal(got)
+	}
+	served := func(want bool, when string) {
+		t.Helper()
+		if p := ask[*kmsg.FetchResponse](c, fetchOne(3, "t", 0, 100, 1)).Topics[0].Partitions[0]; p.ErrorCode != 0 || len(p.RecordBatches) > 0 != want {
+			t.Errorf("%s: %+v", when, p)
+		}
+	}
+	const group = "cli" // what the test's client calls itself
+	ses := f.meta.must(t, &statepb.Command{Body: &statepb.Command_CreateSession{CreateSession: &statepb.CreateSession{TimeoutMs: 6000, Password: make([]byte, 16)}}})
+	o := &statepb.Origin{Session: ses.Value, AttachEpoch: ses.Epoch}
+	for _, dir := range []string{"", "/ids", "/owners", "/owners/t"} {
+		f.meta.must(t, &statepb.Command{Body: &statepb.Command_CreateZnode{CreateZnode: &statepb.CreateZnode{Path: "/consumers/" + group + dir, Null: true}}})
+	}
+	f.meta.must(t, &statepb.Command{Origin: o, Body: &statepb.Command_CreateZnode{CreateZnode: &statepb.CreateZnode{Path: "/consumers/" + group + "/ids/m", Ephemeral: true,
+		Data: []byte(`{"version":1,"subscription":{"t":1},"pattern":"static","timestamp":"1"}`)}}})
+	publish := func(generation int32) {
+		f.meta.must(t, &statepb.Command{Body: &statepb.Command_PublishGeneration{PublishGeneration: &statepb.PublishGeneration{Group: group, Generation: generation,
+			Members: []string{"m"}, Topics: []string{"t"}}}})
+	}
+	claim := func() {
+		f.meta.must(t, &statepb.Command{Origin: o, Body: &statepb.Command_ClaimOwner{ClaimOwner: &statepb.ClaimOwner{Group: group, Topic: "t", Name: "0",
+			Data: []byte("m-0"), Ephemeral: true}}})
+	}
+	publish(1)
+	served(true, "nobody has owned it")
+	claim()
+	served(true, "it was claimed in the generation")
+	publish(2)
+	served(false, "it was claimed before the generation")
+	gates := func(off string) {
+		f.meta.must(t, &statepb.Command{Body: &statepb.Command_SetConfig{SetConfig: &statepb.SetConfig{Type: state.GroupConfigs, Name: group, ZnodeVersion: -1,
+			Entries: []*statepb.ConfigEntry{{Name: state.GatesOff, Value: off}}}}})
+	}
+	gates("pause")
+	served(true, "the gate is off")
+	gates("")
+	served(false, "the gate is on again")
+	f.meta.must(t, &statepb.Command{Origin: o, Body: &statepb.Command_DeleteZnode{DeleteZnode: &statepb.DeleteZnode{Path: "/consumers/" + group + "/owners/t/0", Version: -1}}})
+	claim()
+	served(true, "it was claimed anew")
+	publish(3)
+	f.meta.must(t, &statepb.Command{Body: &statepb.Command_CompleteGeneration{CompleteGeneration: &statepb.CompleteGeneration{Group: group, Generation: 3}}})
+	served(true, "the generation is over")
+}

@@ -27,6 +27,7 @@ type Server struct {
 	ctx    context.Context // of all connections; ends with Stop
 	cancel context.CancelCauseFunc
 	nextID atomic.Uint64
+	paused atomic.Int64 // fetches of partitions, see Paused
 
 	mu        sync.Mutex
 	stopped   bool

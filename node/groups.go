@@ -47,6 +47,12 @@ func (n *node) groupCounts() groupcoord.Counts {
 	for g, times := range n.zkState.GateCounts() {
 		add(g, times, 0)
 	}
+	n.mu.Lock()
+	kafka := n.kafka
+	n.mu.Unlock()
+	if kafka != nil {
+		add(state.GatePause, kafka.Paused(), 0)
+	}
 	st := n.zk.Stats()
 	add(state.GateLoad, st.Slowed, st.SlowedFor)
 	return c

@@ -39,9 +39,9 @@ const (
 
 // story is what is known of one partition that went from one member to another between two receipts of a record.
 type story struct {
-	commits, releases int64 // when the first owner began to, before the second one had the partition; ms
-	acked             int64 // the last offset that ZooKeeper acknowledged to the first owner by then; -1: none
-	found             int64 // the offset's znode when the second one claimed; -1: none
+	commits, releases int64     // when the first owner began to, before the second one had the partition; ms
+	acked             int64     // the last offset that ZooKeeper acknowledged to the first owner by then; -1: none
+	found             int64     // the offset's znode when the second one claimed; -1: none
 	taken, claimed    time.Time // when the first one had last claimed it, and the second one did
 }
 

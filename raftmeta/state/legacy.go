@@ -424,11 +424,12 @@ const (
 	GateDialect     Gate = "dialect"     // members that cannot agree are refused
 	GateCommit      Gate = "commit"      // late commits of members that lost a partition are not applied
 	GateFence       Gate = "fence"       // connections of an expired member fetch nothing more from partitions with a new owner
+	GatePause       Gate = "pause"       // connections under the group's name fetch nothing from partitions that their owners are to release
 	GateLoad        Gate = "load"        // sessions that spin are slowed down
 )
 
 // Gates are all of them.
-var Gates = []Gate{GateBarrier, GateClaim, GateOffset, GateReservation, GateDelete, GateGhost, GateDialect, GateCommit, GateFence, GateLoad}
+var Gates = []Gate{GateBarrier, GateClaim, GateOffset, GateReservation, GateDelete, GateGhost, GateDialect, GateCommit, GateFence, GatePause, GateLoad}
 
 // GatesOff is the configuration key of a group (entity type groups) with the gates that are off, separated by commas; "all" is all.
 const GatesOff = "legacy.gates.off"
@@ -477,6 +478,24 @@ func (v *View) OwnerOf(group, topic string, partition int32) (dir, name string, 
 	return "", "", nil
 }
 
+// GivesUp reports whether a partition still has the owner that it had before the generation that is being claimed: all members have been
+// told to release what they have.
+func (v *View) GivesUp(group, topic string, partition int32) bool {
+	if v.legacies.Len() == 0 {
+		return false
+	}
+	g, ok := v.Legacy(group)
+	if !ok || g.Number == 0 || g.Withdrawn || g.Complete {
+		return false
+	}
+	_, _, z := v.OwnerOf(group, topic, partition)
+	return z != nil && z.gives() && z.Stat.EphemeralOwner != 0 && z.Stat.Czxid <= g.Zxid
+}
+
+// gives reports whether the owner releases all that it has before it claims again. pykafka and wvanbergen do not: they read offsets
+// after they have claimed, and pykafka keeps what stays its own.
+func (z *Znode) gives() bool { return z.Dialect == DialectJVM || z.Dialect == DialectKafkaNode }
+
 // OffsetAwaited reports whether a member's read of an offset is to wait: another session owns the partition since before the
 // present generation and is about to give it up, or it is reserved for another consumer whose session expired.
 func (v *View) OffsetAwaited(s id.SessionID, group, topic string, partition int32) bool {
@@ -496,10 +515,8 @@ func (v *View) OffsetWaits(s id.SessionID, group, topic string, partition int32)
 	}
 	dir, _, z := v.OwnerOf(group, topic, partition)
 	if z != nil {
-		// pykafka and wvanbergen read offsets after they have claimed, and pykafka keeps what stays its own.
-		gives := z.Dialect == DialectJVM || z.Dialect == DialectKafkaNode
 		by = id.SessionID(z.Stat.EphemeralOwner)
-		return by, gives && by != 0 && by != s && z.Stat.Czxid <= g.Zxid
+		return by, z.gives() && by != 0 && by != s && z.Stat.Czxid <= g.Zxid
 	}
 	if dir == "" {
 		dir = topic
