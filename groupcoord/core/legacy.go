@@ -69,14 +69,22 @@ type legacies struct {
 	hooks   LegacyHooks
 	groups  map[string]*legacyGroup
 	asked   map[RequestID]*held        // requests whose command is being proposed
+	taken   map[takenKey]int           // partitions with a claim among asked
 	waiting map[id.SessionID]*held     // what a session waits for: it has one request in flight
 	puts    map[RequestID]*legacyGroup // proposals of our own
 	order   int
+	work    legacyWork
 }
 
 func newLegacies() legacies {
-	return legacies{groups: map[string]*legacyGroup{}, asked: map[RequestID]*held{}, waiting: map[id.SessionID]*held{},
+	return legacies{groups: map[string]*legacyGroup{}, asked: map[RequestID]*held{}, taken: map[takenKey]int{}, waiting: map[id.SessionID]*held{},
 		puts: map[RequestID]*legacyGroup{}}
+}
+
+// takenKey is a partition that a claim names.
+type takenKey struct {
+	group, topic string
+	partition    int32
 }
 
 // legacyGroup is the memory of one group.
@@ -84,18 +92,22 @@ type legacyGroup struct {
 	name string
 	row  *state.Legacy // what is published; nil: nothing ever was
 
-	stale   bool // want is to be made again
-	want    wanted
-	regs    map[string]parsed // registrations by id, as they were read last
-	pattern map[string]pattern
-	since   time.Duration // of the first change that is not published; never: none
-	last    time.Duration // of the newest that is no session's end by silence
-	why     []reason      // of the changes since the last publish
-	deaths  bool          // ends of sessions by silence are among them
-	died    time.Duration // the last one
+	stale    bool // want is to be made again
+	all      bool // look at all that waits, not only at what is due
+	want     wanted
+	regs     map[string]parsed // registrations by id, as they were when want was made
+	fresh    map[string]parsed // and those that were read since
+	pattern  map[string]pattern
+	families map[string]int // readable registrations by family
+	since    time.Duration  // of the first change that is not published; never: none
+	last     time.Duration  // of the newest that is no session's end by silence
+	why      []reason       // of the changes since the last publish
+	deaths   bool           // ends of sessions by silence are among them
+	died     time.Duration  // the last one
 
 	number    int32                          // generation that missing is of
 	began     time.Duration                  // when it was published, or seen first in this term
+	published map[string]parsed              // registrations that it shows, by id
 	digest    string                         // of what it shows, as wanted.digest
 	shown     []state.Registration           // of its members, but the pool
 	read      map[string]bool                // topics that they read, as far as asked
@@ -130,11 +142,13 @@ type held struct {
 	order   int
 
 	memberID  string // of a join
+	reg       parsed // of a join: what it registers
 	result    *statepb.Result
 	topic     string // of a claim, as in its path
 	partition int32
 	tries     int
 	check     bool // for a cycle of waits
+	due       bool // what it waits for may have come: look at it
 	waited    bool // it was not answered at once
 }
 
@@ -170,7 +184,7 @@ func (c *Coordinator) loadLegacy() {
 func (c *Coordinator) legacyGroup(name string) *legacyGroup {
 	g := c.legacy.groups[name]
 	if g == nil {
-		g = &legacyGroup{name: name, stale: true, since: never, retryAt: never, next: never, publishAt: never, regs: map[string]parsed{},
+		g = &legacyGroup{name: name, stale: true, since: never, retryAt: never, next: never, publishAt: never, regs: map[string]parsed{}, fresh: map[string]parsed{},
 			pattern: map[string]pattern{}, used: map[state.Gate]holdSum{}, failed: map[id.SessionID]*failedMember{}, budget: map[spender]time.Duration{}, releases: map[id.SessionID]RequestID{}, fetchers: map[id.TopicPartition]*reservedFetch{}}
 		c.legacy.groups[name] = g
 		row, _ := c.v.Legacy(name)
@@ -208,6 +222,11 @@ func (c *Coordinator) legacyRequest(r Request) bool {
 		return true
 	}
 	h.group, h.memberID, h.until = p.Group, p.Name, c.now+joinBound
+	data := r.Command.GetCreateZnode().GetData()
+	if set := r.Command.GetSetZnode(); set != nil {
+		data = set.Data
+	}
+	h.reg = c.parse(p.Name, data)
 	c.joinLegacy(c.legacyGroup(p.Group), h)
 	return true
 }
@@ -230,7 +249,7 @@ func (c *Coordinator) legacySettled(r RequestID, res *statepb.Result) bool {
 	if !ok {
 		return false
 	}
-	delete(c.legacy.asked, r)
+	c.noLongerAsked(h)
 	g := c.legacyGroup(h.group)
 	if h.gate == state.GateClaim {
 		c.claimSettled(g, h, res)
@@ -256,6 +275,7 @@ func (c *Coordinator) legacyChanged(changes []state.Change) {
 			case state.PathMember:
 				g := c.legacyGroup(p.Group)
 				g.stale = true
+				g.dueOf(p.Name, ch.Session)
 				if ch.Kind == state.ZnodeDeleted {
 					c.memberLeft(g, p.Name, ch.Session)
 				}
@@ -265,18 +285,20 @@ func (c *Coordinator) legacyChanged(changes []state.Change) {
 				touched[p.Group] = true
 			}
 		case state.GroupChanged, state.GenerationShown:
-			if c.legacy.groups[ch.Group] != nil || ch.Kind == state.GenerationShown {
+			if g := c.legacy.groups[ch.Group]; g != nil || ch.Kind == state.GenerationShown {
 				touched[ch.Group] = true
+				c.legacyGroup(ch.Group).all = true
 			}
 		case state.TopicCreated, state.TopicDeleted, state.TopicGrown:
 			for name, g := range c.legacy.groups {
-				g.stale = true
+				g.stale, g.all = true, true
 				touched[name] = true
 			}
 		case state.ConfigCreated, state.ConfigData, state.ConfigDeleted:
 			if ch.Type == state.GroupConfigs {
 				touched[ch.Name] = true
-				c.legacyGroup(ch.Name).stale = true
+				g := c.legacyGroup(ch.Name)
+				g.stale, g.all = true, true
 			}
 		}
 	}
@@ -287,8 +309,12 @@ func (c *Coordinator) legacyChanged(changes []state.Change) {
 
 // legacyCancel forgets a request whose client is gone; false: it is none of a legacy group. What it did to the tree stands.
 func (c *Coordinator) legacyCancel(r RequestID) bool {
-	if _, ok := c.legacy.asked[r]; ok {
-		delete(c.legacy.asked, r)
+	if h, ok := c.legacy.asked[r]; ok {
+		c.noLongerAsked(h)
+		if g := c.legacy.groups[h.group]; g != nil && h.gate == state.GateClaim {
+			g.dueFor(state.OwnersTopic(h.topic), h.partition)
+			c.legacyTurn(g)
+		}
 		return true
 	}
 	for _, g := range c.legacy.groups {
@@ -323,6 +349,7 @@ func (c *Coordinator) expireLegacy() {
 func (c *Coordinator) legacyTurn(g *legacyGroup) {
 	g.next = never
 	c.look(g)
+	g.all = g.all || c.waitsForOthers(g)
 	c.turnReservations(g)
 	c.turnCompletion(g)
 	c.turnPublish(g)
@@ -332,6 +359,7 @@ func (c *Coordinator) legacyTurn(g *legacyGroup) {
 	c.turnReads(g)
 	c.turnMixes(g)
 	c.turnGhosts(g)
+	g.all = false
 	if g.next <= c.now { // what is due waits for a proposal that is under way, or for others
 		g.next = c.now + retryAfter
 	}
@@ -341,6 +369,47 @@ func (c *Coordinator) legacyTurn(g *legacyGroup) {
 	idle := len(g.joins)+len(g.claims)+len(g.reads)+len(g.mixes)+len(g.failed)+len(g.fetchers) == 0 && g.putting == 0 && len(g.releases) == 0 && g.since == never
 	if idle && len(g.want.members) == 0 && (g.row == nil || len(g.row.Members)+len(g.row.Reserved) == 0) && !c.isAsked(g.name) {
 		delete(c.legacy.groups, g.name)
+	}
+}
+
+// waitsForOthers reports whether requests may wait for what no change of the group's own znodes tells of: members by Kafka's protocol, and
+// connections that are fenced.
+func (c *Coordinator) waitsForOthers(g *legacyGroup) bool {
+	head, ok := c.v.Group(g.name)
+	return len(g.fetchers) > 0 || ok && len(head.Members) > 0 || c.plans.asked[g.name] != ""
+}
+
+// looksAt reports whether a request that waits is to be looked at in this turn.
+func (g *legacyGroup) looksAt(h *held, work *legacyWork) bool {
+	if !h.due && !g.all {
+		return false
+	}
+	h.due = false
+	work.looked++
+	return true
+}
+
+// dueOf has what a member waits for looked at: its registration has changed.
+func (g *legacyGroup) dueOf(memberID string, session id.SessionID) {
+	for _, h := range g.joins {
+		h.due = h.due || h.memberID == memberID
+	}
+	for _, list := range [][]*held{g.claims, g.reads} {
+		for _, h := range list {
+			h.due = h.due || h.session == session
+		}
+	}
+}
+
+// dueFor has what waits for a partition looked at.
+func (g *legacyGroup) dueFor(topic string, partition int32) {
+	for _, h := range g.claims {
+		h.due = h.due || h.partition == partition && state.OwnersTopic(h.topic) == topic
+	}
+	for _, h := range g.reads {
+		h.due = h.due || slices.ContainsFunc(h.req.Command.GetAwaitOffsets().GetPartitions(), func(p *statepb.OwnedPartition) bool {
+			return p.Partition == partition && state.OwnersTopic(p.Topic) == topic
+		})
 	}
 }
 
@@ -375,7 +444,7 @@ func (c *Coordinator) budget(g *legacyGroup, h *held, bound time.Duration) {
 func (c *Coordinator) hold(list *[]*held, h *held) {
 	i, _ := slices.BinarySearchFunc(*list, h, func(a, b *held) int { return a.order - b.order })
 	*list = slices.Insert(*list, i, h)
-	h.check = true
+	h.check, h.due = true, true
 	if h.session != 0 {
 		c.legacy.waiting[h.session] = h
 	}
@@ -405,7 +474,22 @@ func (c *Coordinator) letGo(g *legacyGroup, h *held, res *statepb.Result) {
 // propose carries out a held request's own command.
 func (c *Coordinator) proposeHeld(h *held) {
 	c.legacy.asked[h.req.ID] = h
+	if h.gate == state.GateClaim {
+		c.legacy.taken[takenKey{h.group, h.topic, h.partition}]++
+	}
 	c.do(Action{Request: h.req.ID, Propose: h.req.Command})
+}
+
+// noLongerAsked forgets that a request's command is being proposed.
+func (c *Coordinator) noLongerAsked(h *held) {
+	delete(c.legacy.asked, h.req.ID)
+	if h.gate != state.GateClaim {
+		return
+	}
+	k := takenKey{h.group, h.topic, h.partition}
+	if c.legacy.taken[k]--; c.legacy.taken[k] <= 0 {
+		delete(c.legacy.taken, k)
+	}
 }
 
 // put proposes a command of our own for a group: one at a time.

@@ -21,15 +21,6 @@ type wanted struct {
 	digest  string // of all that members compute with
 }
 
-// parsed is a registration as it was read at a version of its node.
-type parsed struct {
-	mzxid id.ZXID
-	owner int64
-	reg   state.Registration
-	key   string
-	ok    bool
-}
-
 // pattern is a member's expression; nil: it cannot be read here, so that it may mean any topic.
 type pattern struct{ re *regexp.Regexp }
 
@@ -80,24 +71,21 @@ func (c *Coordinator) look(g *legacyGroup) {
 func (c *Coordinator) desire(g *legacyGroup) {
 	w := wanted{}
 	seen := map[string]parsed{}
+	g.families = map[string]int{}
 	topics := map[string]bool{}
 	var patterns []state.Registration
 	c.v.Members(g.name, func(memberID string, z *state.Znode) bool {
-		p, ok := g.regs[memberID]
-		if !ok || p.mzxid != z.Stat.Mzxid {
-			p = parsed{mzxid: z.Stat.Mzxid, owner: z.Stat.EphemeralOwner}
-			if p.reg, p.ok = state.ParseRegistration(z.Data); p.ok {
-				p.key = p.reg.Key()
-			}
-			if p.ok && p.key != g.shownKey(memberID) && (!ok || p.key != g.regs[memberID].key) {
-				c.memberCame(g, memberID, p)
-			}
+		old, ok := g.regs[memberID]
+		p := c.registration(g, memberID, z)
+		if p.ok && old.mzxid != p.mzxid && p.key != g.shownKey(memberID) && (!ok || p.key != old.key) {
+			c.memberCame(g, memberID, p)
 		}
 		seen[memberID] = p
 		if !p.ok {
 			return true // it would fail the rebalances of all: nobody is shown it
 		}
 		w.members = append(w.members, memberID)
+		g.families[family(p.reg.Dialect)]++
 		if p.reg.Pattern != "static" {
 			patterns = append(patterns, p.reg)
 			return true
@@ -108,6 +96,7 @@ func (c *Coordinator) desire(g *legacyGroup) {
 		return true
 	})
 	g.regs = seen
+	clear(g.fresh)
 	if w.all = len(patterns) > 0; w.all {
 		c.v.Topics(func(t *state.Topic) bool {
 			if !state.InternalTopic(t.Name) && slices.ContainsFunc(patterns, func(r state.Registration) bool { return g.selects(r, t.Name) }) {
@@ -142,7 +131,7 @@ func (g *legacyGroup) selects(r state.Registration, topic string) bool {
 func (c *Coordinator) wantedDigest(g *legacyGroup) string {
 	var b strings.Builder
 	for _, m := range g.want.members {
-		fmt.Fprintf(&b, "%q %s\n", m, g.regs[m].key)
+		b.WriteString(g.regs[m].line)
 	}
 	for _, p := range g.want.pool {
 		fmt.Fprintf(&b, "%q pool %q\n", p.Id, slices.Sorted(slices.Values(p.Topics)))
@@ -163,47 +152,6 @@ func (c *Coordinator) wantedDigest(g *legacyGroup) string {
 		})
 	}
 	return b.String()
-}
-
-// shownDigest is wantedDigest of what is published.
-func (c *Coordinator) shownDigest(g *legacyGroup) string {
-	if g.row == nil || g.row.Number == 0 || g.row.Withdrawn {
-		return ""
-	}
-	var members, pool strings.Builder
-	for _, m := range g.row.Members {
-		reg, _ := state.ParseRegistration(m.Node.Data)
-		if !m.Pool {
-			fmt.Fprintf(&members, "%q %s\n", m.ID, reg.Key())
-			continue
-		}
-		var topics []string
-		for _, t := range reg.Topics {
-			topics = append(topics, t.Topic)
-		}
-		fmt.Fprintf(&pool, "%q pool %q\n", m.ID, topics)
-	}
-	b := &members
-	b.WriteString(pool.String())
-	for _, t := range g.row.Topics {
-		fmt.Fprintf(b, "%s %x %d\n", t.Name, t.ID, t.Partitions)
-	}
-	if g.row.AllTopics {
-		for _, t := range g.row.All {
-			b.WriteString("+" + t)
-		}
-	}
-	return b.String()
-}
-
-// shownKey is what the published registration of a member means, "" when there is none.
-func (g *legacyGroup) shownKey(memberID string) string {
-	m := g.row.Shows(memberID)
-	if m == nil {
-		return ""
-	}
-	reg, _ := state.ParseRegistration(m.Node.Data)
-	return reg.Key()
 }
 
 // memberCame and memberLeft remember what people will be told of the next generation.
@@ -285,21 +233,16 @@ func (c *Coordinator) isShown(g *legacyGroup, h *held) bool {
 	if !ok || id.SessionID(z.Stat.EphemeralOwner) != h.session || !c.barrierOn(g) {
 		return true // it is gone, nobody's that waits here, or nobody is shown generations
 	}
-	reg, ok := state.ParseRegistration(z.Data)
-	if !ok {
+	p := c.registration(g, h.memberID, z)
+	if !p.ok {
 		return true // it never will be
 	}
-	m := g.row.Shows(h.memberID)
-	if m == nil || g.row.Withdrawn {
-		return false
-	}
-	shown, ok := state.ParseRegistration(m.Node.Data)
-	return ok && shown.Key() == reg.Key()
+	return g.row != nil && !g.row.Withdrawn && g.shownKey(h.memberID) == p.key
 }
 
 func (c *Coordinator) turnJoins(g *legacyGroup) {
 	g.joins = slices.DeleteFunc(g.joins, func(h *held) bool {
-		if !c.isShown(g, h) {
+		if !g.looksAt(h, &c.legacy.work) || !c.isShown(g, h) {
 			h.waited = true
 			g.wake(h.until)
 			return false
@@ -438,13 +381,14 @@ func (c *Coordinator) beginGeneration(g *legacyGroup, row *state.Legacy) {
 	g.missing, g.gone, g.began, g.claimedAt = nil, false, c.now, c.now
 	clear(g.failed)
 	clear(g.budget)
+	c.readPublished(g, row)
 	g.digest, g.shown, g.read = c.shownDigest(g), nil, map[string]bool{}
 	if g.number == 0 || row.Withdrawn {
 		return
 	}
 	for _, m := range row.Members {
-		if reg, ok := state.ParseRegistration(m.Node.Data); ok && !m.Pool {
-			g.shown = append(g.shown, reg)
+		if p := g.published[m.ID]; p.ok && !m.Pool {
+			g.shown = append(g.shown, p.reg)
 		}
 	}
 	g.missing = map[id.TopicPartition]struct{}{}
@@ -545,12 +489,11 @@ func (c *Coordinator) ownerChanged(g *legacyGroup, p state.Path, kind state.Chan
 	if !ok {
 		return
 	}
-	for _, h := range g.claims {
-		if h.partition == n && h.topic == p.Topic {
-			h.check = true
-		}
-	}
 	tp := id.TopicPartition{Topic: state.OwnersTopic(p.Topic), Partition: n}
+	for _, h := range g.claims {
+		h.check = h.check || h.partition == n && state.OwnersTopic(h.topic) == tp.Topic
+	}
+	g.dueFor(tp.Topic, n)
 	if g.fetchers[tp] != nil {
 		g.fenceAt = c.now // connections of the one before are cut off at once
 	}

@@ -28,6 +28,7 @@ func (c *Coordinator) claim(g *legacyGroup, h *held) {
 }
 
 func (c *Coordinator) claimSettled(g *legacyGroup, h *held, res *statepb.Result) {
+	g.dueFor(state.OwnersTopic(h.topic), h.partition)
 	if res.Code == statepb.Code_NODE_EXISTS && h.req.Repeat {
 		if path, own := ownClaim(c.v, h.req.Command); own {
 			res = &statepb.Result{Index: res.Index, Zxid: int64(c.v.ZXID()), Path: path}
@@ -86,21 +87,17 @@ func (c *Coordinator) blocked(g *legacyGroup, h *held) (by id.SessionID, waits b
 
 // turnClaims grants what is free, the oldest claim first, and refuses what has waited too long or for itself.
 func (c *Coordinator) turnClaims(g *legacyGroup) {
-	type key struct {
-		topic     string
-		partition int32
-	}
-	taken := map[key]bool{} // by a proposal that is under way
-	for _, h := range c.legacy.asked {
-		if h.gate == state.GateClaim && h.group == g.name {
-			taken[key{h.topic, h.partition}] = true
-		}
-	}
 	for _, h := range slices.Clone(g.claims) {
-		k := key{h.topic, h.partition}
+		if h.until != 0 && h.until <= c.now {
+			h.due = true
+		}
+		if !g.looksAt(h, &c.legacy.work) {
+			c.wakeForClaim(g, h)
+			continue
+		}
 		by, waits := c.blocked(g, h)
-		if !waits && !taken[k] {
-			taken[k] = h.partition >= 0
+		taken := h.partition >= 0 && c.isTaken(g.name, h.topic, h.partition)
+		if !waits && !taken {
 			g.dropClaim(h)
 			c.stopWaiting(h)
 			c.proposeHeld(h)
@@ -113,10 +110,7 @@ func (c *Coordinator) turnClaims(g *legacyGroup) {
 			c.refuseClaim(g, h, "the partition was not released in time")
 			continue
 		}
-		g.wake(h.until)
-		if tells := h.since + waitedClaim; tells > c.now {
-			g.wake(tells)
-		}
+		c.wakeForClaim(g, h)
 		h.waited = true
 		if h.check {
 			h.check = false
@@ -125,6 +119,19 @@ func (c *Coordinator) turnClaims(g *legacyGroup) {
 			}
 		}
 	}
+}
+
+// wakeForClaim has a claim looked at when its bound has passed, and when it tells how its member computes.
+func (c *Coordinator) wakeForClaim(g *legacyGroup, h *held) {
+	g.wake(h.until)
+	if tells := h.since + waitedClaim; tells > c.now {
+		g.wake(tells)
+	}
+}
+
+// isTaken reports whether another claim of a partition is under way.
+func (c *Coordinator) isTaken(group, topic string, partition int32) bool {
+	return c.legacy.taken[takenKey{group, topic, partition}] > 0
 }
 
 func (g *legacyGroup) dropClaim(h *held) bool {
@@ -255,6 +262,10 @@ func (c *Coordinator) readWaitsFor(g *legacyGroup, h *held) []id.SessionID {
 
 func (c *Coordinator) turnReads(g *legacyGroup) {
 	for _, h := range slices.Clone(g.reads) {
+		if h.until > c.now && !g.looksAt(h, &c.legacy.work) {
+			g.wake(h.until)
+			continue
+		}
 		by := c.readBlockers(g, h)
 		if len(by) > 0 && h.until > c.now {
 			g.wake(h.until)

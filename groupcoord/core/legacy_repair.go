@@ -304,34 +304,27 @@ func family(d state.Dialect) string {
 // mixes tells why a registration cannot be beside the members that the group has: they are of another family, or of another kind and do
 // not know how it computes. "": it can.
 func (c *Coordinator) mixes(g *legacyGroup, h *held) string {
-	data := h.req.Command.GetCreateZnode().GetData()
-	if set := h.req.Command.GetSetZnode(); set != nil {
-		data = set.Data
-	}
-	reg, ok := state.ParseRegistration(data)
-	if !ok {
+	if !h.reg.ok {
 		return ""
 	}
 	if c.legacy.hooks.Refuse != nil {
-		if why := c.legacy.hooks.Refuse(g.name, h.memberID, reg); why != "" {
+		if why := c.legacy.hooks.Refuse(g.name, h.memberID, h.reg.reg); why != "" {
 			return why
 		}
 	}
 	if !c.v.GateOn(g.name, state.GateDialect) {
 		return ""
 	}
-	other := false
-	c.v.Members(g.name, func(memberID string, z *state.Znode) bool {
-		if r, ok := state.ParseRegistration(z.Data); ok && memberID != h.memberID {
-			other = family(r.Dialect) != family(reg.Dialect)
-		}
-		return !other
-	})
+	c.look(g)
+	mine, others := family(h.reg.reg.Dialect), len(g.want.members)
+	others -= g.families[mine]
+	if own := g.regs[h.memberID]; own.ok && family(own.reg.Dialect) != mine {
+		others--
+	}
+	other := others > 0
 	for _, a := range c.legacy.asked {
-		if a.group == g.name && a.gate == "" && a.memberID != h.memberID {
-			if r, ok := state.ParseRegistration(a.req.Command.GetCreateZnode().GetData()); ok && family(r.Dialect) != family(reg.Dialect) {
-				other = true
-			}
+		if a.group == g.name && a.gate == "" && a.memberID != h.memberID && a.reg.ok && family(a.reg.reg.Dialect) != mine {
+			other = true
 		}
 	}
 	if other {

@@ -168,8 +168,8 @@ func (m *mix) compute(c *Coordinator, group string) {
 	})
 	var raw []registered
 	c.v.Members(group, func(memberID string, z *state.Znode) bool {
-		if reg, ok := state.ParseRegistration(z.Data); ok { // others are never shown
-			raw = append(raw, registered{memberID, reg})
+		if p := c.registrationIn(group, memberID, z); p.ok { // others are never shown
+			raw = append(raw, registered{memberID, p.reg})
 		}
 		return true
 	})
@@ -201,8 +201,8 @@ func (m *mix) computeNow(c *Coordinator, group string, names []string) error {
 	row := m.of.legacy
 	var all []registered
 	for _, s := range row.Members {
-		if reg, ok := state.ParseRegistration(s.Node.Data); ok {
-			all = append(all, registered{s.ID, reg})
+		if p := c.shownIn(group, s); p.ok {
+			all = append(all, registered{s.ID, p.reg})
 		}
 	}
 	if row.AllTopics {
@@ -449,8 +449,8 @@ func (c *Coordinator) mixRefuseLegacy(group, memberID string, reg state.Registra
 	}
 	all := []registered{{memberID, reg}}
 	c.v.Members(group, func(other string, z *state.Znode) bool {
-		if r, ok := state.ParseRegistration(z.Data); ok && other != memberID {
-			all = append(all, registered{other, r})
+		if p := c.registrationIn(group, other, z); p.ok && other != memberID {
+			all = append(all, registered{other, p.reg})
 		}
 		return true
 	})
@@ -530,6 +530,9 @@ func (c *Coordinator) mixTurn(group string) {
 		}
 		delete(c.plans.groups, group)
 		delete(c.plans.asked, group)
+		if g := c.legacy.groups[group]; g != nil {
+			g.all = true // whether the barrier is on may rest on it
+		}
 		if ok && row.Consumer && len(row.Members) > 0 {
 			c.Replan(group, "legacy", "the last consumer by ZooKeeper has gone")
 		}
@@ -547,6 +550,9 @@ func (c *Coordinator) mixTurn(group string) {
 	}
 	if asked := digestPool(m.pool); asked != c.plans.asked[group] {
 		c.plans.asked[group] = asked
+		if g := c.legacy.groups[group]; g != nil {
+			g.all = true
+		}
 		if c.legacy.groups[group] != nil && legacy(c.v, group) {
 			c.poolChanged(group, "members", poolText(m.pool, len(row.Members)))
 		}
