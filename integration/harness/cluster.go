@@ -291,7 +291,7 @@ func (n *Node) serves(brokers int) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	client, err := kgo.NewClient(kgo.SeedBrokers(n.Kafka))
+	client, err := kgo.NewClient(kgo.SeedBrokers(n.Kafka), kgo.RequestRetries(0)) // its own pauses grow to seconds
 	if err != nil {
 		return err
 	}

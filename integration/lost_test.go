@@ -1,0 +1,582 @@
+package integration
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/barnabas-mq/barnabas/integration/harness"
+	"github.com/barnabas-mq/barnabas/zkcompat/jute"
+)
+
+// lostFault takes the coordinator away.
+type lostFault struct {
+	name  string
+	late  bool // what members send at their step is sent before the fault, not into it
+	begin func(c *harness.Cluster, victim *harness.Node)
+	end   func(c *harness.Cluster, victim *harness.Node)
+}
+
+func others(c *harness.Cluster, victim *harness.Node, each func(other string)) {
+	for _, n := range c.Nodes {
+		if n != victim {
+			each(n.Name)
+		}
+	}
+}
+
+func heal(c *harness.Cluster, _ *harness.Node) { c.Net.Heal() }
+
+// Clients reach a coordinator that is cut off from the other nodes.
+var lostFaults = []lostFault{
+	{"killed", true, func(_ *harness.Cluster, n *harness.Node) { n.Kill() }, func(_ *harness.Cluster, n *harness.Node) { n.Start() }},
+	{"frozen", false, func(_ *harness.Cluster, n *harness.Node) { n.Pause() }, func(_ *harness.Cluster, n *harness.Node) { n.Resume() }},
+	{"cut off", false, func(c *harness.Cluster, n *harness.Node) {
+		others(c, n, func(o string) { c.Net.Isolate(n.Name, o) })
+	}, heal},
+	{"deaf", false, func(c *harness.Cluster, n *harness.Node) {
+		others(c, n, func(o string) { c.Net.Cut(o, n.Name) })
+	}, heal},
+	{"dumb", false, func(c *harness.Cluster, n *harness.Node) {
+		others(c, n, func(o string) { c.Net.Cut(n.Name, o) })
+	}, heal},
+}
+
+// lostSteps are the steps of all protocols at which the coordinator is lost.
+var lostSteps = []struct {
+	name  string
+	brief bool // the step lasts for a moment: the group comes there last
+	play  func(*scene)
+}{
+	{"classic: FindCoordinator", false, lostFind},
+	{"classic: JoinGroup, the first member waits for others", true, lostFirstJoin},
+	{"classic: JoinGroup, all but one wait", false, lostAllButOne},
+	{"classic: SyncGroup of the leader is under way", false, func(s *scene) { lostSync(s, true) }},
+	{"classic: SyncGroup of the others wait for the leader's", false, func(s *scene) { lostSync(s, false) }},
+	{"classic: Heartbeat", false, lostHeartbeat},
+	{"classic: OffsetCommit is under way", false, lostCommit},
+	{"classic: LeaveGroup is under way", false, lostLeave},
+	{"consumer: the first heartbeat", false, lostFirstBeat},
+	{"consumer: the word that partitions were given up is under way", false, func(s *scene) { lostRevoked(s, true) }},
+	{"consumer: given up, not yet given to the next", false, func(s *scene) { lostRevoked(s, false) }},
+	{"consumer: leaving", false, lostFarewell},
+	{"znodes: registration, the settle window is open", true, lostSettle},
+	{"znodes: registration is held for a generation", false, func(s *scene) { lostRegister(s, false) }},
+	{"znodes: registration by setData is held", false, func(s *scene) { lostRegister(s, true) }},
+	{"znodes: ids are listed", false, lostList},
+	{"znodes: a read of an offset is held", false, lostRead},
+	{"znodes: a claim is held", false, lostClaim},
+	{"znodes: a release is under way", false, lostRelease},
+	{"znodes: an offset is being written", false, lostWrite},
+	{"mixed: from an old member to a consumer", false, lostToConsumer},
+	{"mixed: from a consumer to an old member", false, lostToElder},
+	{"mixed: a classic member waits for an old one", false, lostToClassic},
+}
+
+// TestCoordinatorLost takes the coordinator away at every step of every protocol at once: one group at each step, one fault for all. The
+// members find the next one, the group is stable again, generations rise, no commit of an old one is taken, by the next coordinator nor by
+// the one before when it comes back, and no session of a znode consumer ends.
+func TestCoordinatorLost(t *testing.T) {
+	c := harness.Start(t, harness.Options{Nodes: 3, Proxied: true})
+	harness.CreateTopic(t, c.Brokers(), lostTopic, lostPartitions, 3, nil)
+	details, err := kadm.NewClient(harness.Client(t, c.Brokers())).ListTopics(t.Context(), lostTopic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, f := range lostFaults {
+		t.Run(strings.ReplaceAll(f.name, " ", "-"), func(t *testing.T) {
+			loseCoordinator(t, c, details[lostTopic].ID, i)
+		})
+		if t.Failed() {
+			return // the cluster may not be whole
+		}
+	}
+}
+
+func loseCoordinator(t *testing.T, c *harness.Cluster, topic [16]byte, fault int) {
+	f, begun := lostFaults[fault], time.Now()
+	st := newStage(t, c, topic)
+	defer st.end()
+	for i, step := range lostSteps {
+		st.scenes = append(st.scenes, &scene{stage: st, name: step.name, group: fmt.Sprintf("lost-%d-%d", fault, i), play: step.play,
+			parked: make(chan struct{}), over: make(chan struct{}), quit: make(chan struct{}), owner: map[int32]string{}})
+	}
+	st.played(f)
+	played := time.Now()
+	st.zombies(func() { f.end(c, st.victim) })
+	now, _ := st.coordinator()
+	longest, slow := time.Duration(0), st.lateness()
+	for _, s := range st.scenes {
+		if s.dead() {
+			continue
+		}
+		if err := s.tale(now.Admin); err != nil {
+			t.Errorf("%s: %v", s.name, err)
+		}
+		longest = max(longest, s.settled)
+		t.Logf("%-62s stable %6v after the election %s", s.name, s.settled.Round(time.Millisecond), s.note)
+	}
+	t.Logf("%s: the next coordinator led %v after it, was named %v after that; all stable %v after the election, goal 3 s (this process was late by %v); whole again in %v, all in %v",
+		f.name, st.led.Sub(st.began).Round(time.Millisecond), st.found.Sub(st.led).Round(time.Millisecond), longest.Round(time.Millisecond),
+		slow.Round(time.Millisecond), time.Since(played).Round(time.Millisecond), time.Since(begun).Round(time.Millisecond))
+	if limit := 10*time.Second + 5*slow; longest > limit {
+		t.Errorf("%s: a group was stable %v after the election of the next coordinator, limit %v", f.name, longest, limit)
+	}
+}
+
+// ---- classic ----
+
+// beyond has the group go on to another generation, and a commit of the one before refused.
+func beyond(s *scene, members ...*classic) {
+	m := members[0]
+	id, old := m.place()
+	const offset = 1000
+	if code := s.commit(id, old, 0, offset); code != 0 {
+		s.fatal("a commit of the present generation %d: %v", old, kerr.ErrorForCode(code))
+	}
+	m.resubscribe()
+	s.stable(len(members), func() error {
+		if _, now := m.place(); now <= old {
+			return fmt.Errorf("generation %d goes on", old)
+		}
+		return inOne(members...)()
+	})
+	s.refused(zombie{id, old, 0, offset}, kerr.IllegalGeneration)
+}
+
+func (s *scene) three() (a, b, c *classic) {
+	a, b, c = s.classic("a").live(), s.classic("b").live(), s.classic("c").live()
+	s.stable(3, inOne(a, b, c))
+	return a, b, c
+}
+
+func lostFind(s *scene) {
+	s.struckHere()
+	req := kmsg.NewPtrFindCoordinatorRequest()
+	req.Version, req.CoordinatorKey = 3, s.group
+	p := s.peer()
+	p.ask(req) // at the one that is lost, unless the next is known
+	p.close()
+	a := s.classic("a").live()
+	s.stable(1, inOne(a))
+	beyond(s, a)
+}
+
+func lostFirstJoin(s *scene) {
+	a := s.classic("a").live()
+	p := s.peer()
+	s.until("a member waits", func() error { return s.described(p, "PreparingRebalance", 1) })
+	p.close()
+	s.struckHere()
+	if a.is("join") != nil {
+		s.note = "(it had been let in before)"
+	}
+	s.stable(1, inOne(a))
+	beyond(s, a)
+}
+
+func lostAllButOne(s *scene) {
+	a, b, c := s.three()
+	c.close("join")
+	_, before := a.place()
+	a.resubscribe()
+	s.awaitDoing(&a.gates, "join")
+	s.awaitDoing(&b.gates, "join")
+	s.awaitDoing(&c.gates, "at join")
+	s.struckHere()
+	<-s.elected
+	c.open("join")
+	s.stable(3, inOne(a, b, c))
+	if _, now := a.place(); now <= before {
+		s.fatal("generation %d after %d", now, before)
+	}
+	beyond(s, a, b, c)
+}
+
+// lostSync: sent tells whether the leader's assignment is on its way, or the leader still thinks.
+func lostSync(s *scene, sent bool) {
+	all := []*classic{s.classic("a"), s.classic("b"), s.classic("c")}
+	for _, m := range all {
+		m.close("lead")
+		m.live()
+	}
+	s.until("two wait for the leader", func() error {
+		doing := map[string]int{}
+		for _, m := range all {
+			for _, what := range []string{"follow", "at lead"} {
+				if m.is(what) == nil {
+					doing[what]++
+				}
+			}
+		}
+		if doing["follow"] != 2 || doing["at lead"] != 1 {
+			return fmt.Errorf("%v", doing)
+		}
+		return nil
+	})
+	s.struckHere()
+	if !sent {
+		<-s.elected
+	}
+	for _, m := range all {
+		m.open("lead")
+	}
+	s.stable(3, inOne(all...))
+	beyond(s, all...)
+}
+
+func lostHeartbeat(s *scene) {
+	a, b, c := s.three()
+	_, before := a.place()
+	s.struckHere()
+	<-s.elected
+	s.stable(3, inOne(a, b, c))
+	if _, now := a.place(); now != before {
+		s.fatal("the fault alone led from generation %d to %d", before, now)
+	}
+	beyond(s, a, b, c)
+}
+
+func lostCommit(s *scene) {
+	a, b, c := s.three()
+	id, generation := a.place()
+	if code := s.commit(id, generation, 1, 40); code != 0 {
+		s.fatal("commit: %v", kerr.ErrorForCode(code))
+	}
+	s.struckHere()
+	if code := s.commit(id, generation, 1, 50); code != 0 {
+		s.fatal("a commit that was repeated: %v", kerr.ErrorForCode(code))
+	}
+	<-s.elected
+	s.stable(3, inOne(a, b, c))
+	if at := s.offset(1); at != 50 {
+		s.fatal("offset 50 was committed, %d is there", at)
+	}
+	beyond(s, a, b, c)
+	if at := s.offset(1); at != 50 {
+		s.fatal("offset 50 was committed, %d is there after a rebalance", at)
+	}
+}
+
+func lostLeave(s *scene) {
+	a, b, c := s.three()
+	id, generation := c.place()
+	if code := s.commit(id, generation, 2, 40); code != 0 {
+		s.fatal("commit: %v", kerr.ErrorForCode(code))
+	}
+	s.struckHere()
+	c.leave()
+	<-s.elected
+	s.stable(2, inOne(a, b))
+	s.refused(zombie{id, generation, 2, 40}, kerr.UnknownMemberID)
+	beyond(s, a, b)
+}
+
+// ---- KIP-848 ----
+
+func lostFirstBeat(s *scene) {
+	s.struckHere()
+	a := s.consumer("a").live()
+	s.stable(1, share(a))
+	_, epoch := a.place()
+	if code := s.commit(a.id, epoch, 0, 7); code != 0 {
+		s.fatal("commit: %v", kerr.ErrorForCode(code))
+	}
+	s.refused(zombie{"nobody", epoch, 0, 7}, kerr.UnknownMemberID)
+}
+
+// lostRevoked: a gives half of its partitions up for b. sent tells whether the word of it is under way, or has come and b does not know.
+func lostRevoked(s *scene, sent bool) {
+	a, b := s.consumer("a").live(), s.consumer("b")
+	s.stable(1, share(a))
+	_, old := a.place()
+	a.close("revoke")
+	b.live()
+	s.awaitDoing(&a.gates, "at revoke")
+	if !sent {
+		b.close("beat")
+		s.awaitDoing(&b.gates, "at beat")
+		a.open("revoke")
+		s.until("a has given up", func() error {
+			if own, epoch := a.place(); len(own) != lostPartitions/2 || epoch == old {
+				return fmt.Errorf("a has %v in epoch %d", own, epoch)
+			}
+			return nil
+		})
+	}
+	s.struckHere()
+	a.open("revoke")
+	if !sent {
+		<-s.elected
+		b.open("beat")
+	}
+	s.stable(2, share(a, b))
+	own, epoch := b.place()
+	if code := s.commit(b.id, epoch, own[0], 60); code != 0 {
+		s.fatal("commit: %v", kerr.ErrorForCode(code))
+	}
+	s.refused(zombie{a.id, old, own[0], 60}, kerr.StaleMemberEpoch)
+}
+
+func lostFarewell(s *scene) {
+	a, b := s.consumer("a").live(), s.consumer("b").live()
+	s.stable(2, share(a, b))
+	own, epoch := b.place()
+	if code := s.commit(b.id, epoch, own[0], 40); code != 0 {
+		s.fatal("commit: %v", kerr.ErrorForCode(code))
+	}
+	s.struckHere()
+	b.leave()
+	<-s.elected
+	s.stable(1, share(a))
+	s.refused(zombie{b.id, epoch, own[0], 40}, kerr.UnknownMemberID)
+}
+
+// ---- znodes ----
+
+func lostSettle(s *scene) {
+	a, b := s.elder("a", true), s.elder("b", false)
+	a.live()
+	b.live()
+	s.awaitDoing(&a.gates, "register")
+	s.awaitDoing(&b.gates, "register")
+	s.struckHere()
+	<-s.elected
+	s.stable(2, settled(0, a, b))
+	s.whole(a, b)
+}
+
+// lostRegister: the first two do not claim, so that the third's registration is held.
+func lostRegister(s *scene, nullFirst bool) {
+	a, b, c := s.elder("a", false), s.elder("b", true), s.elder("c", !nullFirst)
+	a.close("claim")
+	b.close("claim")
+	a.live()
+	b.live()
+	s.awaitDoing(&a.gates, "at claim")
+	s.awaitDoing(&b.gates, "at claim")
+	c.nullFirst = nullFirst
+	c.live()
+	what := "register"
+	if nullFirst {
+		what = "set"
+	}
+	s.awaitDoing(&c.gates, what)
+	s.struckHere()
+	<-s.elected
+	if err := c.is(what); err != nil {
+		s.fatal("its registration was not held: %v", err)
+	}
+	a.open("claim")
+	b.open("claim")
+	s.stable(3, settled(0, a, b, c))
+	s.whole(a, b, c)
+}
+
+func lostList(s *scene) {
+	a, b := s.elder("a", false), s.elder("b", true)
+	a.live()
+	b.live()
+	s.stable(2, settled(0, a, b))
+	reader := s.elder("c", false) // a member of the group at another node would see the same
+	want := []string{a.id, b.id}
+	var lists atomic.Int64
+	s.members.Go(func() {
+		for {
+			var names []string
+			if err := a.retry("follow", func() (err error) { names, _, err = a.conn.children(s.ids(), false); return err }); err != nil {
+				return
+			}
+			if slices.Sort(names); !slices.Equal(names, want) {
+				s.fatal("ids are listed as %v, want %v", names, want)
+			}
+			lists.Add(1)
+			select {
+			case <-s.quit:
+				return
+			case <-s.elected:
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	})
+	s.struckHere()
+	<-s.elected
+	s.stable(2, settled(0, a, b))
+	s.whole(a, b)
+	s.note = fmt.Sprintf("(%d lists through it)", lists.Load())
+	reader.live() // and the group goes on
+	s.until("a third", settled(0, a, b, reader))
+}
+
+// twoElders has a own everything, with offset 40 committed, and b join; a does not release.
+func (s *scene) twoElders(prepare func(a, b *elder)) (a, b *elder) {
+	a, b = s.elder("a", true), s.elder("b", false)
+	a.live()
+	s.stable(1, settled(0, a))
+	for p := range int32(lostPartitions) {
+		a.writeOffset(p, 40)
+	}
+	a.close("release")
+	prepare(a, b)
+	b.live()
+	return a, b
+}
+
+func lostRead(s *scene) {
+	a, b := s.twoElders(func(a, b *elder) {
+		a.state.Lock()
+		a.writes = 45
+		a.state.Unlock()
+	})
+	s.awaitDoing(&a.gates, "at release")
+	s.awaitDoing(&b.gates, "read")
+	s.struckHere()
+	<-s.elected
+	if err := b.is("read"); err != nil {
+		s.fatal("its read of an offset was not held: %v", err)
+	}
+	a.open("release")
+	s.stable(2, settled(0, a, b))
+	s.whole(a, b)
+	b.state.Lock()
+	defer b.state.Unlock()
+	for p, at := range b.offsets {
+		if at != 45 {
+			s.fatal("b reads on at offset %d of partition %d, 45 was committed before it got it", at, p)
+		}
+	}
+}
+
+func lostClaim(s *scene) {
+	a, b := s.twoElders(func(a, b *elder) {
+		b.close("claim")
+		b.close("read")
+	})
+	s.awaitDoing(&a.gates, "at release")
+	s.awaitDoing(&b.gates, "at read")
+	s.members.Go(func() { // past the read, which is held too: wvanbergen/kafka reads later
+		if err := b.create("claim", b.owner(3), []byte(b.id+"-0")); err != nil {
+			s.fatal("a claim that was held: %v", err)
+		}
+		b.does("claimed")
+	})
+	s.awaitDoing(&b.gates, "claim")
+	s.struckHere()
+	<-s.elected
+	if err := b.is("claim"); err != nil {
+		s.fatal("its claim was not held: %v", err)
+	}
+	a.open("release")
+	s.awaitDoing(&b.gates, "claimed")
+	b.open("read")
+	b.open("claim")
+	s.stable(2, settled(0, a, b))
+	s.whole(a, b)
+	b.writeOffset(3, 70)
+	a.writeOffset(3, 60) // late: answered, and not applied
+	var data []byte
+	if err := a.retry("follow", func() (err error) { data, _, err = s.zk.get(s.offsetNode(3)); return err }); err != nil || string(data) != "70" {
+		s.fatal("the offset of a partition that was taken over is %q, %v", data, err)
+	}
+}
+
+func lostRelease(s *scene) {
+	a, b := s.twoElders(func(a, b *elder) {})
+	s.awaitDoing(&a.gates, "at release")
+	s.awaitDoing(&b.gates, "read")
+	s.struckHere()
+	a.open("release")
+	<-s.elected
+	s.stable(2, settled(0, a, b))
+	s.whole(a, b)
+}
+
+func lostWrite(s *scene) {
+	a := s.elder("a", true).live()
+	s.stable(1, settled(0, a))
+	a.writeOffset(0, 40)
+	s.struckHere()
+	a.writeOffset(0, 50)
+	a.does("follow")
+	<-s.elected
+	s.stable(1, settled(0, a))
+	s.whole(a)
+	if at := s.offset(0); at != 50 {
+		s.fatal("offset 50 was written, %d is there", at)
+	}
+}
+
+// ---- mixed ----
+
+func lostToConsumer(s *scene) {
+	a := s.elder("a", true).live()
+	s.stable(1, settled(0, a))
+	a.close("release")
+	m := s.consumer("m").live()
+	s.awaitDoing(&a.gates, "at release") // the pool is shown: what it is to have is a's yet
+	s.struckHere()
+	<-s.elected
+	a.open("release")
+	s.stable(2, bothHave(a, m))
+	s.whole(a)
+}
+
+func bothHave(a *elder, m *consumer) func() error {
+	return func() error {
+		if err := settled(-1, a)(); err != nil {
+			return err
+		}
+		return share(m)()
+	}
+}
+
+func lostToElder(s *scene) {
+	m := s.consumer("m").live()
+	s.stable(1, share(m))
+	m.close("revoke")
+	a := s.elder("a", false).live()
+	s.awaitDoing(&m.gates, "at revoke") // what it is to give up is in the block of a, whose registration is held
+	if err := a.is("register"); err != nil {
+		s.fatal("its registration was not held: %v", err)
+	}
+	s.struckHere()
+	m.open("revoke")
+	<-s.elected
+	s.stable(2, bothHave(a, m))
+	s.whole(a)
+	var stat jute.Stat
+	if err := a.retry("follow", func() (err error) { _, stat, err = a.conn.get(a.owner(0)); return err }); err != nil || stat.EphemeralOwner != a.session {
+		s.fatal("partition 0 is not the old member's: %v", err)
+	}
+}
+
+func lostToClassic(s *scene) {
+	a := s.elder("a", false).live()
+	s.stable(1, settled(0, a))
+	a.close("release")
+	m := s.classic("m").live()
+	s.awaitDoing(&a.gates, "at release")
+	s.struckHere()
+	<-s.elected
+	a.open("release")
+	s.stable(2, func() error {
+		if err := settled(-1, a)(); err != nil {
+			return err
+		}
+		m.state.Lock()
+		defer m.state.Unlock()
+		if !m.synced || len(m.have) == 0 {
+			return fmt.Errorf("m has its part: %v, %v", m.synced, m.have)
+		}
+		return nil
+	})
+	s.whole(a)
+}
