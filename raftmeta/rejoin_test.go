@@ -2,12 +2,15 @@ package raftmeta
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
 // deafLayer refuses every dial and counts them.
@@ -58,5 +61,31 @@ func TestAppendWaitsForItsPeer(t *testing.T) {
 				t.Fatal("an append to nobody succeeded")
 			}
 		})
+	}
+}
+
+// A follower that was away while much was written has all of it soon after it is back, though nothing is written any more: raft's
+// pipeline would bring it a message each second or two.
+func TestReturnedFollowerCatchesUp(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3, nil)
+	c.bootstrapState()
+	l, away := c.leader(), c.follower()
+	c.register(l)
+	c.stop(away.id)
+	const entries = 30 * maxAppendEntries
+	for i := range entries {
+		r, err := l.Propose(c.ctx(), createZnode(fmt.Sprintf("/n%d", i), false))
+		must(t, err)
+		if r.Code != statepb.Code_OK {
+			t.Fatal(r)
+		}
+	}
+	last := l.View().Index()
+	begun := time.Now()
+	back := c.start(away.id, nil)
+	must(t, back.WaitIndex(c.ctx(), last))
+	if took := time.Since(begun); took > 15*commitTimeout {
+		t.Errorf("%d entries took a follower %v", entries, took)
 	}
 }

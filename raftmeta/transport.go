@@ -142,6 +142,9 @@ type port struct {
 	rpc   chan raft.RPC
 	facts atomic.Pointer[raftFacts] // set by run
 
+	fedMu sync.Mutex
+	fed   map[raft.ServerID]uint64 // how far AppendEntries outside of a pipeline has brought each follower
+
 	held     chan struct{} // closed by hold
 	holdOnce sync.Once
 	quit     chan struct{} // closed by leave
@@ -160,11 +163,12 @@ var (
 // raftFacts is what a port has to know of its raft instance.
 type raftFacts struct {
 	applied, term func() uint64
+	last          func() uint64                            // index of the log's end
 	feeds         func(id raft.ServerID, term uint64) bool // leads that term, and the server is a member
 }
 
 func factsOf(r *raft.Raft) raftFacts {
-	return raftFacts{applied: r.AppliedIndex, term: r.CurrentTerm, feeds: func(id raft.ServerID, term uint64) bool {
+	return raftFacts{applied: r.AppliedIndex, term: r.CurrentTerm, last: r.LastIndex, feeds: func(id raft.ServerID, term uint64) bool {
 		if r.State() != raft.Leader || r.CurrentTerm() != term {
 			return false
 		}
@@ -183,7 +187,7 @@ func (p *port) feeds(id raft.ServerID, term uint64) bool {
 
 // open makes a port; run starts it once raft exists.
 func (t *transport) open() *port {
-	return &port{NetworkTransport: t.net, t: t, rpc: make(chan raft.RPC),
+	return &port{NetworkTransport: t.net, t: t, rpc: make(chan raft.RPC), fed: map[raft.ServerID]uint64{},
 		held: make(chan struct{}), quit: make(chan struct{}), done: make(chan struct{})}
 }
 
@@ -347,6 +351,11 @@ func (p *port) AppendEntries(id raft.ServerID, a raft.ServerAddress, q *raft.App
 	}
 	for {
 		err := p.NetworkTransport.AppendEntries(id, a, q, r)
+		if err == nil && r.Success && q.PrevLogEntry+uint64(len(q.Entries)) > 0 {
+			p.fedMu.Lock()
+			p.fed[id] = q.PrevLogEntry + uint64(len(q.Entries))
+			p.fedMu.Unlock()
+		}
 		if err == nil || q.PrevLogEntry == 0 && len(q.Entries) == 0 || !p.feeds(id, q.Term) || p.t.layer.ended() {
 			return err
 		}
@@ -400,7 +409,17 @@ func (p *pace) wait(to raft.ServerID, term uint64, quit <-chan struct{}) {
 
 // AppendEntriesPipeline implements raft.Transport. Its answers are buffered: raft stops reading after a refused one while
 // its sender goes on, and both, and Shutdown, would wait for each other for ever.
+//
+// A follower that is behind gets none. raft sends one message on a pipeline for each new entry, or each one to two CommitTimeouts, and no
+// more for a follower that lacks more than that; and it turns to a pipeline when the follower has what there was when it was first
+// asked, before a restart for example. Without a pipeline it sends, message after message, all that there is by then.
 func (p *port) AppendEntriesPipeline(id raft.ServerID, a raft.ServerAddress) (raft.AppendPipeline, error) {
+	p.fedMu.Lock()
+	fed := p.fed[id]
+	p.fedMu.Unlock()
+	if f := p.facts.Load(); f != nil && f.last != nil && f.last() > fed+maxAppendEntries {
+		return nil, raft.ErrPipelineReplicationNotSupported
+	}
 	in, err := p.t.net.AppendEntriesPipeline(id, a)
 	if err != nil {
 		return nil, err
