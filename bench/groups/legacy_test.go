@@ -160,6 +160,7 @@ func legacy(b *testing.B, s system) outcome {
 	o.sent = len(acked)
 	all := o.receive(b, hosts, acked)
 	w.close()
+	w.save(b, filepath.Join(dir, "znodes"))
 	o.count(b, all, began, w.history)
 	tellKill(b, s, all, w.history, began[1], ownedAgain)
 	for _, h := range hosts {

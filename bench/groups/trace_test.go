@@ -37,38 +37,43 @@ const (
 	saysReleases = "Releasing partition ownership"
 )
 
-// story is what is known of one partition that went from one member to another between two receipts of a record.
+// story is what is known of how a partition went from the member that first received a record to the next one.
 type story struct {
-	commits, releases int64     // when the first owner began to, before the second one had the partition; ms
-	acked             int64     // the last offset that ZooKeeper acknowledged to the first owner by then; -1: none
-	found             int64     // the offset's znode when the second one claimed; -1: none
-	taken, claimed    time.Time // when the first one had last claimed it, and the second one did
+	taken, gone, claimed time.Time // when the first owner had it, had it no more, and the next owner had it
+	commits, releases    int64     // when the first owner began to, the last time before it was gone; ms
+	committed            int64     // the last offset that ZooKeeper acknowledged to the first owner, or what it found; -1: none
+	found                int64     // the offset's znode when the next owner claimed; -1: none
 }
 
-// storyOf finds out what happened between the receipts of a record.
+// storyOf finds out what happened to a partition after the first receipt of a record.
 func storyOf(d again, all []line, history []moment) story {
-	s := story{acked: -1, found: -1}
+	s := story{committed: -1, found: -1}
 	for _, m := range history {
-		if m.what == "owner" && m.partition == d.first.Partition && m.value == d.second.Member && m.at.UnixMilli() <= d.second.At {
+		switch {
+		case m.partition != d.first.Partition:
+		case m.what == "offset":
+			if n, err := strconv.ParseInt(m.value, 10, 64); err == nil && (s.claimed.IsZero() || m.at.UnixMilli() <= d.first.At) {
+				s.found = n
+			}
+		case m.what != "owner":
+		case m.value == d.first.Member && m.at.UnixMilli() <= d.first.At:
+			s = story{taken: m.at, committed: s.found, found: s.found}
+		case s.taken.IsZero() || !s.claimed.IsZero():
+		case s.gone.IsZero() && m.value != d.first.Member:
+			s.gone = m.at
+			if m.value != "" {
+				s.claimed = m.at
+			}
+		case !s.gone.IsZero() && m.value != "" && m.at.UnixMilli() > d.first.At:
 			s.claimed = m.at
 		}
 	}
-	until := s.claimed.UnixMilli()
-	for _, m := range history {
-		if m.what == "owner" && m.partition == d.first.Partition && m.value == d.first.Member && m.at.Before(s.claimed) {
-			s.taken = m.at
-		}
-		if m.what == "offset" && m.partition == d.first.Partition && m.at.Before(s.claimed) {
-			if n, err := strconv.ParseInt(m.value, 10, 64); err == nil {
-				s.found = n
-			}
-		}
-	}
 	for _, l := range all {
+		at := time.UnixMilli(l.At)
 		switch {
-		case l.At > until || l.of() != d.first.Member:
+		case l.of() != d.first.Member || at.Before(s.taken.Truncate(time.Millisecond)) || at.After(s.gone):
 		case l.Event == "wrote" && l.Partition == d.first.Partition:
-			s.acked = l.Offset
+			s.committed = l.Offset
 		case l.Event == "trace" && strings.Contains(l.Message, saysCommits):
 			s.commits = l.At
 		case l.Event == "trace" && strings.Contains(l.Message, saysReleases):
@@ -82,8 +87,7 @@ func storyOf(d again, all []line, history []moment) story {
 // what the next one found, and it gave the record to its application after it had begun that commit, which does not include it. A consumer
 // of 0.8.2.2 clears its queues before it commits, but what its iterator has taken from them already it goes on to hand out.
 func (s story) own(d again) bool {
-	return d.first.Member != d.second.Member && s.commits > s.taken.UnixMilli() && s.releases >= s.commits && d.first.At >= s.commits && s.acked >= 0 && s.acked == s.found &&
-		d.first.Offset >= s.acked
+	return s.commits > 0 && s.releases >= s.commits && d.first.At >= s.commits && s.committed == s.found && d.first.Offset >= s.committed
 }
 
 // tellDuplicates writes the story of each run of records that were received twice, and returns which of them are the clients' own.
@@ -114,9 +118,9 @@ func tellDuplicates(b *testing.B, twice []again, all []line, history []moment, b
 			}
 		}
 		first, last := twice[run[0]], twice[run[len(run)-1]]
-		b.Logf("phase %d, partition %d, %d records from %d to %d: %s received them %s to %s, %s %s to %s; %s began to commit %s, to release %s, was last acknowledged %d; %s claimed %s and found %d; %d handed out after the client's own last commit",
+		b.Logf("phase %d, partition %d, %d records from %d to %d: %s received them %s to %s, %s %s to %s; %s began to commit %s, to release %s, and committed %d; the next owner claimed %s and found %d; %d handed out after the client's own last commit",
 			k.phase, k.partition, len(run), first.first.Offset, last.first.Offset, k.first, ms(first.first.At), ms(last.first.At), k.second, ms(first.second.At), ms(last.second.At),
-			k.first, ms(s.commits), ms(s.releases), s.acked, k.second, ms(s.claimed.UnixMilli()), s.found, owns)
+			k.first, ms(s.commits), ms(s.releases), s.committed, ms(s.claimed.UnixMilli()), s.found, owns)
 		if owns == len(run) || k.phase == 1 {
 			continue
 		}

@@ -2,6 +2,8 @@ package groups
 
 import (
 	"bytes"
+	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -71,6 +73,17 @@ func (w *watcher) close() {
 	close(w.stop)
 	w.conn.Close()
 	w.work.Wait()
+}
+
+// save writes what was seen to a file, for a run that is looked at later (BARNABAS_KEEP).
+func (w *watcher) save(b *testing.B, file string) {
+	var text strings.Builder
+	for _, m := range w.history {
+		fmt.Fprintf(&text, "%s %s %d %q\n", m.at.UTC().Format("15:04:05.000"), m.what, m.partition, m.value)
+	}
+	if err := os.WriteFile(file, []byte(text.String()), 0o644); err != nil {
+		b.Error(err)
+	}
 }
 
 func (w *watcher) followData(path string, saw func(string)) {
