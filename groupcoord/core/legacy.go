@@ -175,7 +175,9 @@ func (c *Coordinator) loadLegacy() {
 	})
 	c.v.Groups(func(row *state.Group) bool {
 		if _, ok := c.v.Legacy(row.Name); ok || legacy(c.v, row.Name) {
-			c.legacyTurn(c.legacyGroup(row.Name))
+			g := c.legacyGroup(row.Name)
+			c.findSquatters(g)
+			c.legacyTurn(g)
 		}
 		return true
 	})

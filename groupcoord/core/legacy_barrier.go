@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -166,6 +167,7 @@ func (c *Coordinator) memberCame(g *legacyGroup, memberID string, p parsed) {
 func (c *Coordinator) memberLeft(g *legacyGroup, memberID string, session id.SessionID) {
 	if _, alive := c.v.Session(session); alive {
 		g.because("leave", clip(memberID)+" left")
+		c.squats(g, session, memberID)
 	} else if reserved(g, c.v, session) {
 		g.because("expired", fmt.Sprintf("the session of %s expired", clip(memberID)))
 		g.deaths, g.died = true, c.now
@@ -345,6 +347,12 @@ func (c *Coordinator) publish(g *legacyGroup, withdraw bool) {
 // explanation is why a generation is published: the first change that is not a mere consequence.
 func (c *Coordinator) explanation(g *legacyGroup, withdraw bool) *statepb.Rebalance {
 	r := &statepb.Rebalance{Cause: "topics", Text: "topics of the group were created, deleted or given more partitions", Kind: state.KindLegacy}
+	if g.row != nil {
+		real := slices.DeleteFunc(slices.Clone(g.row.Members), func(m *state.Shown) bool { return m.Pool })
+		if !slices.EqualFunc(g.want.members, real, func(id string, m *state.Shown) bool { return id == m.ID }) {
+			r.Cause, r.Text = "failover", "members came or went while there was no coordinator"
+		}
+	}
 	var texts []string
 	for i, w := range g.why {
 		if i == 0 {
@@ -379,7 +387,7 @@ func numberOf(row *state.Legacy) int32 {
 func (c *Coordinator) beginGeneration(g *legacyGroup, row *state.Legacy) {
 	g.row, g.number = row, numberOf(row)
 	g.missing, g.gone, g.began, g.claimedAt = nil, false, c.now, c.now
-	clear(g.failed)
+	maps.DeleteFunc(g.failed, func(_ id.SessionID, f *failedMember) bool { return !f.squats })
 	clear(g.budget)
 	c.readPublished(g, row)
 	g.digest, g.shown, g.read = c.shownDigest(g), nil, map[string]bool{}

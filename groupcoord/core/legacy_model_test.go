@@ -344,6 +344,10 @@ func (m *zkMember) release(tps []id.TopicPartition) {
 func (m *zkMember) rebalance() {
 	m.pending = false
 	m.arm()
+	if _, registered := m.view().Node("/consumers/g/ids/"+m.name, m.observer()); !registered && m.dialect == state.DialectJVM {
+		m.failed() // it reads its own registration first, and releases nothing
+		return
+	}
 	if m.dialect != state.DialectPykafka {
 		m.release(slices.Clone(m.owned))
 	}
@@ -394,9 +398,13 @@ func (m *zkMember) claimNext() {
 }
 
 func (m *zkMember) fail() {
+	m.release(slices.Clone(m.owned))
+	m.failed()
+}
+
+func (m *zkMember) failed() {
 	m.p.failures++
 	m.tries++
-	m.release(slices.Clone(m.owned))
 	m.want = nil
 	if m.act = actBackoff; m.tries >= 4 {
 		m.act = actGivenUp

@@ -232,10 +232,12 @@ func sortedPartitions[V any](m map[id.TopicPartition]V) []id.TopicPartition {
 	return keys
 }
 
-// failedMember is a member that was refused a claim in this generation.
+// failedMember is a member that was refused a claim in this generation, or one that squats: its registration is gone, it is not, and it
+// keeps its partitions.
 type failedMember struct {
 	memberID string
 	at       time.Duration
+	squats   bool
 }
 
 // ghostAfter is two back-offs of a JVM consumer (rebalance.backoff.ms): one that was silent for longer after a refusal has given up.
@@ -243,7 +245,7 @@ const ghostAfter = 4 * time.Second
 
 func (c *Coordinator) claimFailed(g *legacyGroup, h *held) {
 	if member, ok := c.v.MemberOf(h.session, g.name); ok {
-		g.failed[h.session] = &failedMember{member, c.now}
+		g.failed[h.session] = &failedMember{memberID: member, at: c.now}
 	}
 }
 
@@ -262,7 +264,18 @@ func (c *Coordinator) turnGhosts(g *legacyGroup) {
 	for _, s := range slices.Sorted(maps.Keys(g.failed)) {
 		f := g.failed[s]
 		ses, alive := c.v.Session(s)
+		_, registered := c.v.MemberOf(s, g.name)
+		why := "a member gave up and owns nothing"
+		if f.squats {
+			why = "a member whose registration was deleted keeps its partitions"
+		}
 		switch {
+		case f.squats && (registered || !alive || !c.v.GateOn(g.name, state.GateGhost) || !c.ownsAny(s, g.name)):
+			delete(g.failed, s)
+		case f.squats && f.at+ghostAfter <= c.now:
+			c.expireGhost(g, s, f, ses, why)
+		case f.squats:
+			g.wake(f.at + ghostAfter)
 		case !alive || len(g.missing) == 0 || !c.v.GateOn(g.name, state.GateGhost), c.ownsAny(s, g.name):
 			delete(g.failed, s)
 		case c.legacy.waiting[s] != nil:
@@ -271,15 +284,38 @@ func (c *Coordinator) turnGhosts(g *legacyGroup) {
 		case f.at+ghostAfter > c.now:
 			g.wake(f.at + ghostAfter)
 		default:
-			delete(g.failed, s)
-			c.do(Action{Note: &Note{"group: a member gave up and owns nothing: its session is expired so that it joins anew",
-				[]any{"group", g.name, "member", f.memberID, "session", fmt.Sprintf("0x%x", uint64(s))}}})
-			c.do(Action{Count: &Count{Gate: string(state.GateGhost)}})
-			c.last++
-			c.do(Action{Request: c.last, Propose: &statepb.Command{Body: &statepb.Command_ExpireSessions{ExpireSessions: &statepb.ExpireSessions{
-				Sessions: []*statepb.CloseSession{{Session: int64(s), AttachEpoch: ses.AttachEpoch}}}}}})
+			c.expireGhost(g, s, f, ses, why)
 		}
 	}
+}
+
+func (c *Coordinator) expireGhost(g *legacyGroup, s id.SessionID, f *failedMember, ses *state.Session, why string) {
+	delete(g.failed, s)
+	c.do(Action{Note: &Note{"group: " + why + ": its session is expired so that it joins anew",
+		[]any{"group", g.name, "member", f.memberID, "session", fmt.Sprintf("0x%x", uint64(s))}}})
+	c.do(Action{Count: &Count{Gate: string(state.GateGhost)}})
+	c.last++
+	c.do(Action{Request: c.last, Propose: &statepb.Command{Body: &statepb.Command_ExpireSessions{ExpireSessions: &statepb.ExpireSessions{
+		Sessions: []*statepb.CloseSession{{Session: int64(s), AttachEpoch: ses.AttachEpoch}}}}}})
+}
+
+// squats remembers a session that has partitions of a group and no registration in it: an operator may have deleted that. Old consumers
+// never register again in the same session, and fail each rebalance from then on.
+func (c *Coordinator) squats(g *legacyGroup, s id.SessionID, memberID string) {
+	if _, registered := c.v.MemberOf(s, g.name); !registered && s != 0 && c.ownsAny(s, g.name) {
+		g.failed[s] = &failedMember{memberID: clip(memberID), at: c.now, squats: true}
+	}
+}
+
+// findSquatters looks for them at the start of a term.
+func (c *Coordinator) findSquatters(g *legacyGroup) {
+	c.v.ZnodeChildren("/consumers/"+g.name+"/owners", func(topic string, _ *state.Znode) bool {
+		c.v.Owners(g.name, topic, func(_ string, z *state.Znode) bool {
+			c.squats(g, id.SessionID(z.Stat.EphemeralOwner), string(z.Data))
+			return true
+		})
+		return true
+	})
 }
 
 // ownsAny reports whether a session has a partition of a group.

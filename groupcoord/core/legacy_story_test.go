@@ -110,6 +110,9 @@ func (p *teller) tellRaw(l line, topic string, n int32) {
 	case "delete":
 		r := p.apply(&pb.Command{Origin: p.origin(l.name), Body: &pb.Command_DeleteZnode{DeleteZnode: &pb.DeleteZnode{Path: fmt.Sprintf("/consumers/g/owners/%s/%d", topic, n), Version: -1}}})
 		p.say("%s", r.Code)
+	case "unregister": // by a tool
+		r := p.apply(&pb.Command{Body: &pb.Command_DeleteZnode{DeleteZnode: &pb.DeleteZnode{Path: "/consumers/g/ids/" + l.name, Version: -1}}})
+		p.say("%s", r.Code)
 	case "read": // an offset
 		if !p.s.View().OffsetAwaited(id.SessionID(p.session(l.name)), "g", topic, n) {
 			p.say("%s: not held", l.name)
