@@ -19,11 +19,11 @@ func (n *node) newMind() core.Mind {
 
 // fetching is who fetches a partition, as the brokers have reported it to this node, which leads.
 func (n *node) fetching(tp id.TopicPartition) []core.Fetcher {
-	lines := n.collector.Fetching(tp)
+	lines, now := n.collector.Fetching(tp), n.clock.Boot()
 	v := n.raft.View()
 	out := make([]core.Fetcher, 0, len(lines))
 	for _, l := range lines {
-		f := core.Fetcher{Broker: l.Broker, Conn: l.Conn, ClientID: l.ClientID, Host: l.Addr}
+		f := core.Fetcher{Broker: l.Broker, Conn: l.Conn, ClientID: l.ClientID, Host: l.Addr, Idle: now - l.Last}
 		if b, ok := v.Broker(l.Broker); ok {
 			f.Epoch = b.Epoch
 		}

@@ -20,7 +20,15 @@ type Fetcher struct {
 	Conn     uint64
 	ClientID string
 	Host     string
+	Idle     time.Duration // since its last fetch of the partition, as far as is known: at most activeFetch when it goes on
 }
+
+func (f Fetcher) is(x Fetcher) bool {
+	return f.Broker == x.Broker && f.Epoch == x.Epoch && f.Conn == x.Conn
+}
+
+// activeFetch is how long ago the last fetch may seem to be of a connection that goes on: reports refresh it every five seconds.
+const activeFetch = 6 * time.Second
 
 // How long the brokers' reports are waited for: they come every 200 ms, and to a new coordinator all of them anew.
 const (
@@ -93,18 +101,22 @@ func (c *Coordinator) reservedFor(g *legacyGroup, r *state.Reservation) time.Dur
 	return 0
 }
 
-// stopped reports whether none of the connections is left that fetched a partition when the session ended: from its host, or, as a
-// machine may have several addresses, under the group's name.
+// stopped reports whether none of the connections goes on that fetched a partition when the session ended: from its host, or, as a
+// machine may have several addresses, under the group's name. One that is there and asks for nothing, as that of a frozen process,
+// counts as stopped when it can be cut off before the partition has another owner.
 func (c *Coordinator) stopped(g *legacyGroup, f *reservedFetch, tp id.TopicPartition, host string) bool {
 	now := c.cfg.Fetching(tp)
 	if c.now-f.seen <= reportsSettle || c.now <= reportsBegin {
 		for _, x := range now {
-			if (x.Host == host || x.ClientID == g.name) && !slices.Contains(f.fetch, x) {
+			if (x.Host == host || x.ClientID == g.name) && !slices.ContainsFunc(f.fetch, x.is) {
 				f.fetch = append(f.fetch, x)
 			}
 		}
 	}
-	return !slices.ContainsFunc(f.fetch, func(x Fetcher) bool { return slices.Contains(now, x) })
+	return !slices.ContainsFunc(now, func(x Fetcher) bool {
+		frozen := x.Idle > activeFetch && x.ClientID == g.name && c.v.GateOn(g.name, state.GateFence)
+		return !frozen && slices.ContainsFunc(f.fetch, x.is)
+	})
 }
 
 // fenceBeat is how often connections of expired members are looked at: whether they are to be cut off, and whether they are gone.
@@ -214,7 +226,7 @@ func (c *Coordinator) liveFetches(f *reservedFetch, tp id.TopicPartition) []uint
 	}
 	var live []uint64
 	for _, x := range f.fetch {
-		if c.now < reportsBegin || slices.ContainsFunc(now, func(n Fetcher) bool { return n.Broker == x.Broker && n.Epoch == x.Epoch && n.Conn == x.Conn }) {
+		if c.now < reportsBegin || slices.ContainsFunc(now, x.is) {
 			live = append(live, x.Conn)
 		}
 	}

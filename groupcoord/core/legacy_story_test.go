@@ -19,7 +19,19 @@ import (
 // teller tells a story of znode consumers: members that act by themselves, and sessions that do what the story says.
 type teller struct {
 	*park
-	raw map[string]int64 // sessions by name
+	raw    map[string]int64         // sessions by name
+	frozen map[uint64]time.Duration // connections that ask for nothing more, since when
+}
+
+// fetches is who fetches, as the brokers report it.
+func (p *teller) fetches() []Fetcher {
+	all := slices.Clone(p.fetching)
+	for i := range all {
+		if since, ok := p.frozen[all[i].Conn]; ok {
+			all[i].Idle = p.now - since
+		}
+	}
+	return all
 }
 
 var dialects = map[string]state.Dialect{"jvm": state.DialectJVM, "kafka-node": state.DialectKafkaNode, "pykafka": state.DialectPykafka}
@@ -81,6 +93,8 @@ func (p *teller) tell(l line) {
 			Entries: []*pb.ConfigEntry{{Name: state.GatesOff, Value: l.kv["off"]}}}}})
 	case "fetches": // a connection of a member
 		p.fetching = append(p.fetching, Fetcher{Broker: 1, Epoch: 1, Conn: uint64(l.num("conn", 1)), ClientID: l.str("client", "g"), Host: l.str("host", "10.0.0.1")})
+	case "freezes": // the process that has a connection
+		p.frozen[uint64(l.num("conn", 1))] = p.now
 	case "disconnects":
 		p.fetching = slices.DeleteFunc(p.fetching, func(f Fetcher) bool { return f.Conn == uint64(l.num("conn", 1)) })
 	case "fenced":
@@ -176,8 +190,8 @@ func (p *teller) tellRaw(l line, topic string, n int32) {
 // it. What members that act by themselves are granted is not told.
 func TestLegacyStories(t *testing.T) {
 	stories(t, "testdata/legacy/*.txt", func(t *testing.T, text string) func(line) string {
-		p := &teller{park: newPark(t), raw: map[string]int64{}}
-		p.mind.cfg.Fetching = func(id.TopicPartition) []Fetcher { return p.fetching }
+		p := &teller{park: newPark(t), raw: map[string]int64{}, frozen: map[uint64]time.Duration{}}
+		p.mind.cfg.Fetching = func(id.TopicPartition) []Fetcher { return p.fetches() }
 		p.cfg.Fetching = p.mind.cfg.Fetching
 		if strings.Contains(text, "# nobody knows who fetches") {
 			p.mind.cfg.Fetching, p.cfg.Fetching = nil, nil
