@@ -151,15 +151,19 @@ func (b *brokers) flag(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&b.list, "bootstrap-server", "b", "localhost:9092", "brokers to start from, host:port,...")
 }
 
-// client connects to the brokers. Nothing is dialled before the first request.
+// answerWait is how long a node that was asked may be silent, beyond what the request itself allows, before another is asked.
+const answerWait = 3 * time.Second
+
+// client prepares to speak to the brokers. Nothing is asked before the first request, but whether the seeds are awake.
 func (b *brokers) client(opts ...kgo.Opt) (*kgo.Client, error) {
 	seeds := splitList(b.list)
 	if len(seeds) == 0 {
 		return nil, usagef("--bootstrap-server names no broker")
 	}
 	cl, err := kgo.NewClient(append([]kgo.Opt{
-		kgo.SeedBrokers(seeds...), kgo.ClientID("barnabas-cli"), kgo.MetadataMinAge(250 * time.Millisecond),
-		kgo.RetryTimeout(20 * time.Second),
+		kgo.SeedBrokers(awake(seeds, answerWait)...), kgo.ClientID("barnabas-cli"), kgo.MetadataMinAge(250 * time.Millisecond),
+		// A frozen broker accepts connections and answers nothing: another one is asked early.
+		kgo.RequestTimeoutOverhead(answerWait), kgo.RetryTimeout(20 * time.Second),
 	}, opts...)...)
 	if err != nil {
 		return nil, Usage(err)

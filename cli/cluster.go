@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -92,11 +93,32 @@ func (a *app) clusterLevel() *cobra.Command {
 
 // post asks a node's admin port, which answers in JSON: what is asked, or {"error": ...}.
 func post(ctx context.Context, verb, admin, path string, answer any) error {
-	return askAdmin(ctx, http.MethodPost, verb, admin, path, answer)
+	return askAdmin(ctx, 30*time.Second, http.MethodPost, verb, admin, path, answer)
 }
 
-func askAdmin(ctx context.Context, method, verb, admin, path string, answer any) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+// get asks the admin ports of one node after the other, until one answers.
+func get(ctx context.Context, verb, admins, path string, answer any) (err error) {
+	all := splitList(admins)
+	if len(all) == 0 {
+		return usagef("--admin names no node")
+	}
+	for i, admin := range all {
+		limit := answerWait
+		if i == len(all)-1 {
+			limit = 10 * time.Second
+		}
+		if err = askAdmin(ctx, limit, http.MethodGet, verb, admin, path, answer); err == nil || ctx.Err() != nil {
+			return err
+		}
+	}
+	if len(all) == 1 && errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: ask another node with --admin, which takes several (host:port,...)", err)
+	}
+	return err
+}
+
+func askAdmin(ctx context.Context, limit time.Duration, method, verb, admin, path string, answer any) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+admin+path, nil)
 	if err != nil {

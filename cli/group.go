@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/url"
 	"sort"
 	"strconv"
@@ -177,12 +176,7 @@ func (a *app) groupList() *cobra.Command {
 	var b brokers
 	cmd := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List groups of all kinds with state, members and lag", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			adm, err := b.admin()
-			if err != nil {
-				return err
-			}
-			defer adm.Close()
-			views, err := lags(cmd.Context(), adm)
+			views, err := b.allGroups(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -197,6 +191,32 @@ func (a *app) groupList() *cobra.Command {
 		}}
 	b.flag(cmd)
 	return cmd
+}
+
+// allGroups asks every broker for its groups. One that freezes is in the list of brokers for two seconds more, and may be the
+// coordinator: without its answer nothing is known, and the next attempt begins with who is there then.
+func (b *brokers) allGroups(ctx context.Context) (views []groupView, err error) {
+	for range 4 {
+		if views, err = b.allGroupsOnce(ctx); !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			break
+		}
+	}
+	return views, err
+}
+
+func (b *brokers) allGroupsOnce(ctx context.Context) ([]groupView, error) {
+	adm, err := b.admin()
+	if err != nil {
+		return nil, err
+	}
+	defer adm.Close()
+	ctx, cancel := context.WithTimeout(ctx, 2*answerWait-time.Second)
+	defer cancel()
+	views, err := lags(ctx, adm)
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w (%w)", err, ctx.Err())
+	}
+	return views, err
 }
 
 func (a *app) groupDescribe() *cobra.Command {
@@ -282,7 +302,7 @@ func (a *app) groupExplain() *cobra.Command {
 					Holds      []string  `json:"holds,omitempty"`
 				} `json:"rebalances"`
 			}
-			if err := askAdmin(cmd.Context(), http.MethodGet, "group explain", admin, "/v1/groups/"+url.PathEscape(args[0])+"/rebalances", &got); err != nil {
+			if err := get(cmd.Context(), "group explain", admin, "/v1/groups/"+url.PathEscape(args[0])+"/rebalances", &got); err != nil {
 				return err
 			}
 			if a.output == "json" {
@@ -306,7 +326,7 @@ func (a *app) groupExplain() *cobra.Command {
 			}
 			return nil
 		}}
-	cmd.Flags().StringVarP(&admin, "admin", "a", "localhost:8080", "admin address of a node")
+	cmd.Flags().StringVarP(&admin, "admin", "a", "localhost:8080", "admin addresses of nodes, host:port,...; the first that answers tells")
 	return cmd
 }
 
