@@ -363,21 +363,17 @@ func (v *View) MemberOf(s id.SessionID, group string) (memberID string, ok bool)
 	return memberID, ok
 }
 
-// GroupOf returns the first group that a session is a member of.
-func (v *View) GroupOf(s id.SessionID) (group string, ok bool) {
+// GroupsOf calls fn for each group that a session is a member of, ascending, until it returns false.
+func (v *View) GroupsOf(s id.SessionID, fn func(group string) bool) {
 	if s == 0 {
-		return "", false
+		return
 	}
 	const dir = "/consumers/"
 	prefix := ephemeralKey(int64(s), dir)
 	v.ephemerals.Root().WalkPrefix(prefix, func(k []byte, _ *marker) bool {
 		g, rest, _ := strings.Cut(string(k[len(prefix):]), "/")
-		if strings.HasPrefix(rest, "ids/") {
-			group, ok = g, true
-		}
-		return ok
+		return strings.HasPrefix(rest, "ids/") && !fn(g)
 	})
-	return group, ok
 }
 
 // Generation returns the generation that a session is shown as a member of a group, nil when it sees the raw tree.

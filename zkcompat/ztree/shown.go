@@ -21,10 +21,14 @@ func (v View) Gated(path string, o Observer) (since id.ZXID, gated bool) {
 	return g.Zxid, true
 }
 
-// Unlimited tells whether o may read as fast as it likes: the load gate of its group is off.
+// Unlimited tells whether o may read as fast as it likes: the load gate of a group that it is in is off.
 func (v View) Unlimited(o Observer) bool {
-	group, ok := v.s.GroupOf(o.Session)
-	return ok && !v.s.GateOn(group, state.GateLoad)
+	unlimited := false
+	v.s.GroupsOf(o.Session, func(group string) bool {
+		unlimited = !v.s.GateOn(group, state.GateLoad)
+		return !unlimited
+	})
+	return unlimited
 }
 
 // Listing returns the generation by which o is given the names below path, when those are the members of a group; else nil.
@@ -58,27 +62,27 @@ func (v View) generation(path string, o Observer) *state.Legacy {
 	if !ok {
 		return nil
 	}
-	group, ok := v.s.GroupOf(o.Session)
-	if !ok {
-		return nil
-	}
-	g := v.s.Generation(o.Session, group)
-	switch {
-	case g == nil:
-		return nil
-	case rest == "":
-		if !g.AllTopics {
-			return nil
+	var found *state.Legacy // of the groups of a session, the first one that tells of the topic
+	v.s.GroupsOf(o.Session, func(group string) bool {
+		if g := v.s.Generation(o.Session, group); g != nil && tellsOfTopics(g, rest) {
+			found = g
 		}
-		return g
+		return found == nil
+	})
+	return found
+}
+
+// tellsOfTopics reports whether a generation says what there is at a path below /brokers/topics.
+func tellsOfTopics(g *state.Legacy, rest string) bool {
+	switch {
+	case rest == "":
+		return g.AllTopics
 	case rest[0] != '/':
-		return nil
+		return false
 	}
 	name, _, depth := topicPath(rest[1:])
-	if _, told := g.Topic(name); !told || depth != 0 && depth != 1 {
-		return nil
-	}
-	return g
+	_, told := g.Topic(name)
+	return told && (depth == 0 || depth == 1)
 }
 
 // shownNode is Node for a member of g.

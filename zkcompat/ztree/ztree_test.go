@@ -372,3 +372,33 @@ func FuzzPlan(f *testing.F) {
 		m.write(ztree.Write{Op: ztree.Op(op%4) + 1, Path: path, Data: data, Version: -1, Sequential: op&16 != 0})
 	})
 }
+
+// A session in two groups, as of one ZooKeeper client that several consumers share, is shown the topics of each by that group's generation.
+func TestTopicsOfASessionInTwoGroups(t *testing.T) {
+	m := newMachine(t)
+	for _, topic := range []string{"t", "u"} {
+		m.must(&statepb.Command{Body: &statepb.Command_CreateTopic{CreateTopic: &statepb.CreateTopic{Name: topic, TopicId: []byte(topic + "123456789abcdef"),
+			Assignments: []*statepb.Assignment{{Replicas: []int32{1}}}}}})
+	}
+	ses := m.must(&statepb.Command{Body: &statepb.Command_CreateSession{CreateSession: &statepb.CreateSession{TimeoutMs: 6000, Password: make([]byte, 16)}}})
+	for group, topic := range map[string]string{"g": "t", "h": "u"} {
+		for _, dir := range []string{"", "/ids"} {
+			m.must(&statepb.Command{Body: &statepb.Command_CreateZnode{CreateZnode: &statepb.CreateZnode{Path: "/consumers/" + group + dir, Null: true}}})
+		}
+		m.must(&statepb.Command{Origin: &statepb.Origin{Session: ses.Value, AttachEpoch: ses.Epoch}, Body: &statepb.Command_CreateZnode{CreateZnode: &statepb.CreateZnode{
+			Path: "/consumers/" + group + "/ids/m", Data: []byte(topic), Ephemeral: true}}})
+		m.must(&statepb.Command{Body: &statepb.Command_PublishGeneration{PublishGeneration: &statepb.PublishGeneration{Group: group, Generation: 1,
+			Members: []string{"m"}, Topics: []string{topic}}}})
+	}
+	o := ztree.Observer{Session: id.SessionID(ses.Value)}
+	for _, topic := range []string{"t", "u"} {
+		m.must(&statepb.Command{Body: &statepb.Command_CreatePartitions{CreatePartitions: &statepb.CreatePartitions{Name: topic, From: 1,
+			Assignments: []*statepb.Assignment{{Replicas: []int32{1}}}}}})
+		if _, gated := m.view().Gated("/brokers/topics/"+topic, o); !gated {
+			t.Errorf("%s is shown as it is, not as the generation says", topic)
+		}
+		if n, ok := m.view().Node("/brokers/topics/"+topic, o); !ok || strings.Contains(string(n.Data), `"1":`) {
+			t.Errorf("%s: %s", topic, n.Data)
+		}
+	}
+}
