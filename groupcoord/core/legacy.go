@@ -114,7 +114,7 @@ type legacyGroup struct {
 	missing   map[id.TopicPartition]struct{} // not claimed in it
 	claimedBy string                         // who claimed last
 	claimedAt time.Duration                  // when; began before the first
-	gone      bool                           // a member died in it
+	gone      bool                           // a member died in it, left or registered anew: some of it nobody may claim
 	putting   RequestID                      // proposal in flight; 0: none
 	releases  map[id.SessionID]RequestID     // of what is reserved for a session: in flight
 	retryAt   time.Duration                  // after one whose outcome is unknown

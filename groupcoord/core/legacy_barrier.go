@@ -160,6 +160,7 @@ func (c *Coordinator) memberCame(g *legacyGroup, memberID string, p parsed) {
 	cause := "join"
 	if g.row.Shows(memberID) != nil {
 		cause = "registration"
+		g.gone = !g.row.Complete // what it has to release others may wait for, and it for the next generation
 	}
 	g.because(cause, c.who(memberID, p.reg, p.owner)+map[string]string{"join": " joined", "registration": " registered anew"}[cause])
 }
@@ -534,7 +535,7 @@ func (c *Coordinator) turnCompletion(g *legacyGroup) {
 	switch {
 	case len(g.missing) == 0:
 	case g.gone && c.now >= g.claimedAt+completeDeaths:
-		why = "a member that died"
+		why = "a member that died, left or registered anew"
 	case waited >= completeWithin:
 		why = g.firstMissing()
 	default:

@@ -118,6 +118,9 @@ func (p *teller) tellRaw(l line, topic string, n int32) {
 			p.apply(&pb.Command{Body: &pb.Command_CreateZnode{CreateZnode: &pb.CreateZnode{Path: dir, Null: true}}})
 		}
 		p.ask(l.name, Request{Command: &pb.Command{Origin: p.origin(l.name), Body: &pb.Command_CreateZnode{CreateZnode: &pb.CreateZnode{Path: path, Data: []byte(data), Ephemeral: true}}}})
+	case "reregister": // the setData of kafka-node
+		p.ask(l.name, Request{Command: &pb.Command{Origin: p.origin(l.name), Body: &pb.Command_SetZnode{SetZnode: &pb.SetZnode{Path: "/consumers/g/ids/" + l.name,
+			Data: []byte(l.kv["as"]), Version: -1}}}})
 	case "claim":
 		p.ask(l.name, Request{Command: &pb.Command{Origin: p.origin(l.name), Body: &pb.Command_ClaimOwner{ClaimOwner: &pb.ClaimOwner{Group: "g", Topic: topic,
 			Name: strconv.Itoa(int(n)), Partition: n, Data: []byte(l.name + "-0"), Ephemeral: true}}}})
