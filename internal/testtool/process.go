@@ -150,17 +150,47 @@ func (p *Process) Tail(lines int) string {
 // connections, so that nothing takes it until the caller's program does. A program that can listen on port 0 should.
 func FreePort(t testing.TB) int { return FreePorts(t, 1) }
 
-// FreePorts returns the first of n free ports in a row.
+// FreePorts returns the first of n free ports in a row. No other test of this machine is given them until t ends.
 func FreePorts(t testing.TB, n int) int {
 	t.Helper()
 	for range 1000 {
 		first := 15000 + rand.IntN(17000-n)
-		if allFree(first, n) {
+		if free := reserve(t, first, n); free == nil {
+			continue
+		} else if t.Cleanup(free); allFree(first, n) {
 			return first
 		}
 	}
 	t.Fatalf("found no %d free ports in a row between 15000 and 32000", n)
 	return 0
+}
+
+// reserve locks ports among the processes that run tests here: what one has found free, another would find free too until the
+// first one's program listens. It returns nil when one of them is taken. The locks end with the process at the latest.
+func reserve(t testing.TB, first, n int) (release func()) {
+	t.Helper()
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("barnabas-ports-%d", os.Getuid()))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var held []*os.File
+	release = func() {
+		for _, f := range held {
+			f.Close()
+		}
+	}
+	for port := first; port < first+n; port++ {
+		f, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(port)), os.O_CREATE|os.O_RDWR, 0o644)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, f)
+		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+			release()
+			return nil
+		}
+	}
+	return release
 }
 
 func allFree(first, n int) bool {

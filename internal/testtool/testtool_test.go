@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 )
 
 func TestFindNamesMissingAndFoundTools(t *testing.T) {
@@ -74,4 +75,24 @@ func TestNeedSkipsLocallyAndFailsUnderCI(t *testing.T) {
 	if r := need(t); r.skipped || !r.failed {
 		t.Errorf("with CI=true: skipped %v, failed %v; want a failure", r.skipped, r.failed)
 	}
+}
+
+// Ports that a test was given are nobody else's until it ends, whether its program listens yet or not.
+func TestFreePortsAreReserved(t *testing.T) {
+	var first int
+	t.Run("while it runs", func(t *testing.T) {
+		first = FreePorts(t, 3)
+		for _, from := range []int{first - 1, first, first + 2} {
+			if reserve(t, from, 2) != nil {
+				t.Errorf("%d and %d are given away twice", from, from+1)
+			}
+		}
+	})
+	Eventually(t, time.Minute, func() error { // another test may have been given them meanwhile
+		if free := reserve(t, first, 3); free != nil {
+			free()
+			return nil
+		}
+		return errors.New("they are still reserved after its end")
+	})
 }
