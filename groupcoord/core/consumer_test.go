@@ -104,6 +104,7 @@ func (s *story) heard(name string, _ Request, resp kmsg.Response, _ *pb.Result) 
 // tell knows, beside the verbs of classic stories:
 //
 //	topic t n=4            a topic is made, or grows
+//	unheard t n=4          the same while there is no coordinator
 //	beat a [reads=t,u] [regex=...] [owns=t:0,1] [epoch=1] [as=instance] [assignor=range]   a heartbeat; owns=told: what it was told last
 //	enter d reads=t [owns=t:0]   a classic member joins, in version 9
 //	row                    what the state says
@@ -111,6 +112,11 @@ func (s *story) tell(l line) {
 	switch l.verb {
 	case "topic":
 		s.grow(l.name, int32(l.num("n", 1)))
+	case "unheard": // a topic that is made, or grows, while there is no coordinator
+		mind := s.mind
+		s.mind = nil
+		s.grow(l.name, int32(l.num("n", 1)))
+		s.mind = mind
 	case "beat":
 		s.beatOnce(l)
 	case "enter":
