@@ -83,7 +83,7 @@ func (f *flock) newID(x *reader) string {
 // grow makes a topic or adds partitions to it.
 func (f *flock) grow(topic string, n int32) {
 	if have := f.topics[topic]; have == 0 {
-		cmd := &pb.CreateTopic{Name: topic, TopicId: append(make([]byte, 16-len(topic)), topic...)}
+		cmd := &pb.CreateTopic{Name: topic, TopicId: append(make([]byte, 16), topic...)[len(topic):][:16]}
 		for range n {
 			cmd.Assignments = append(cmd.Assignments, &pb.Assignment{Replicas: []int32{1}})
 		}
