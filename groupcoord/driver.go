@@ -2,8 +2,7 @@
 // node is the Raft leader. A request travels over the cluster port; the node that has the client keeps it parked, repeats
 // it to the next coordinator after a fail-over, and answers only when its own view has reached the answer's index.
 //
-// Goroutines: Driver.Run has one that calls the mind and one per command that is being proposed; it returns when all have
-// ended. A Client starts none.
+// Goroutines: Driver.Run has one that calls the mind. A Client starts none.
 package groupcoord
 
 import (
@@ -34,10 +33,10 @@ const (
 	codeMalformed
 )
 
-// TermProposer proposes a command of a mind: only in that term, never forwarded. An error means that the outcome is
-// unknown, or that the term has ended.
+// TermProposer proposes commands of a mind, in order: only in that term, never forwarded. It does not wait. done is told once of each
+// command, in runs, what cs[from:to] came to; an error means that the outcome is unknown, or that the term has ended.
 type TermProposer interface {
-	ProposeInTerm(ctx context.Context, term id.Term, c *statepb.Command) (*statepb.Result, error)
+	ProposeAllInTerm(term id.Term, cs []*statepb.Command, done func(from, to int, rs []state.Settled, err error))
 }
 
 // Views reads the local state.
@@ -142,7 +141,11 @@ type term struct {
 	mind core.Mind
 	open map[core.RequestID]*request
 	view *state.View
-	work sync.WaitGroup
+
+	proposed struct { // by the actions of this turn
+		ids  []core.RequestID
+		cmds []*statepb.Command
+	}
 }
 
 type settled struct {
@@ -150,8 +153,8 @@ type settled struct {
 	res *statepb.Result // nil: unknown
 }
 
-// Run is the coordinator's work in one term, after the term's barrier has applied; it returns when ctx ends and every
-// goroutine of the term has ended. Waiting requests are told to look for the next coordinator.
+// Run is the coordinator's work in one term, after the term's barrier has applied; it returns when ctx ends. Waiting requests are
+// told to look for the next coordinator.
 func (d *Driver) Run(ctx context.Context, n id.Term) {
 	t := &term{d: d, n: n, ctx: ctx, wake: make(chan struct{}, 1), mind: d.cfg.NewMind(), open: map[core.RequestID]*request{},
 		start: d.cfg.Clock.Boot()}
@@ -267,17 +270,19 @@ func (t *term) loop() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		t.drain() // before what is due: who was heard from in time has not expired
+		now := t.now() // a system call: once a turn is enough
+		t.drain(now)   // before what is due: who was heard from in time has not expired
 		wait := time.Hour
 		if at, ok := t.mind.Deadline(); ok {
-			if t.now() >= at {
-				t.act(t.mind.Expire(t.view, t.now()))
+			if now >= at {
+				t.act(t.mind.Expire(t.view, now))
 				at, ok = t.mind.Deadline()
 			}
 			if ok {
-				wait = min(max(at-t.now(), time.Millisecond), wait)
+				wait = min(max(at-now, time.Millisecond), wait)
 			}
 		}
+		t.propose()
 		timer.Reset(wait)
 		select {
 		case <-t.ctx.Done():
@@ -289,7 +294,7 @@ func (t *term) loop() {
 }
 
 // drain takes the inbox in the order that keeps promises: what is applied first, then results, cancels, new requests.
-func (t *term) drain() {
+func (t *term) drain(now time.Duration) {
 	t.in.Lock()
 	entries, done, gone, fresh := t.in.applied, t.in.settled, t.in.cancels, t.in.requests
 	t.in.applied, t.in.settled, t.in.cancels, t.in.requests = nil, nil, nil, nil
@@ -297,32 +302,32 @@ func (t *term) drain() {
 	for _, a := range entries {
 		if a.view.Index() > t.view.Index() {
 			t.view = a.view
-			t.act(t.mind.Changed(a.view, a.changes, t.now()))
+			t.act(t.mind.Changed(a.view, a.changes, now))
 		}
 	}
 	for _, s := range done {
 		if s.res != nil {
-			t.act(t.mind.Settled(t.view, s.id, s.res, t.now()))
+			t.act(t.mind.Settled(t.view, s.id, s.res, now))
 			continue
 		}
 		// Unknown: the node that asked repeats it; a proposal of the mind's own is decided again.
 		r, ok := t.open[s.id]
 		if !ok {
-			t.act(t.mind.Settled(t.view, s.id, &statepb.Result{Code: statepb.Code_STALE_TERM}, t.now()))
+			t.act(t.mind.Settled(t.view, s.id, &statepb.Result{Code: statepb.Code_STALE_TERM}, now))
 			continue
 		}
 		delete(t.open, s.id)
 		r.reply <- nil
-		t.act(t.mind.Cancel(t.view, s.id, t.now()))
+		t.act(t.mind.Cancel(t.view, s.id, now))
 	}
 	for _, r := range fresh {
 		t.open[r.ID] = r
-		t.act(t.mind.Request(t.view, r.Request, t.now()))
+		t.act(t.mind.Request(t.view, r.Request, now))
 	}
 	for _, id := range gone {
 		if _, ok := t.open[id]; ok {
 			delete(t.open, id)
-			t.act(t.mind.Cancel(t.view, id, t.now()))
+			t.act(t.mind.Cancel(t.view, id, now))
 		}
 	}
 }
@@ -330,8 +335,8 @@ func (t *term) drain() {
 func (t *term) act(actions []core.Action) {
 	for _, a := range actions {
 		if a.Propose != nil {
-			t.work.Add(1)
-			go t.propose(a.Request, a.Propose)
+			t.proposed.ids = append(t.proposed.ids, a.Request)
+			t.proposed.cmds = append(t.proposed.cmds, a.Propose)
 		}
 		if a.Note != nil {
 			t.d.cfg.Log.Info(a.Note.Message, append([]any{"term", t.n}, a.Note.Args...)...)
@@ -346,24 +351,37 @@ func (t *term) act(actions []core.Action) {
 	}
 }
 
-// propose carries a command to its result: by then the entry is in the inbox (Applied comes first), so the mind sees the
-// view that the result is of.
-func (t *term) propose(id core.RequestID, cmd *statepb.Command) {
-	defer t.work.Done()
-	res, err := t.d.cfg.Proposer.ProposeInTerm(t.ctx, t.n, cmd)
-	if err != nil || res.Code == statepb.Code_STALE_TERM {
-		t.d.cfg.Log.Debug("a group command is left to the next coordinator", "term", t.n, "err", err)
-		res = nil
+// propose hands on what the actions of this turn propose, together: so commits that came together share an entry. By the time of a
+// result its entry is in the inbox (Applied comes first), so the mind sees the view that the result is of.
+func (t *term) propose() {
+	ids := t.proposed.ids
+	if len(ids) == 0 {
+		return
 	}
-	t.in.Lock()
-	t.in.settled = append(t.in.settled, settled{id, res})
-	t.in.Unlock()
-	t.poke()
+	cmds := t.proposed.cmds
+	t.proposed.ids, t.proposed.cmds = nil, nil
+	t.d.cfg.Proposer.ProposeAllInTerm(t.n, cmds, func(from, to int, rs []state.Settled, err error) {
+		if err != nil {
+			t.d.cfg.Log.Debug("group commands are left to the next coordinator", "term", t.n, "commands", to-from, "err", err)
+		}
+		t.in.Lock()
+		defer t.poke()
+		defer t.in.Unlock()
+		if t.in.closed {
+			return
+		}
+		for i, id := range ids[from:to] {
+			s := settled{id: id}
+			if err == nil && rs[i].Result.Code != statepb.Code_STALE_TERM {
+				s.res = rs[i].Result
+			}
+			t.in.settled = append(t.in.settled, s)
+		}
+	})
 }
 
-// end waits for the proposals and releases everybody who still waits.
+// end releases everybody who still waits.
 func (t *term) end() {
-	t.work.Wait()
 	t.in.Lock()
 	t.in.closed = true
 	waiting := t.in.requests

@@ -71,18 +71,23 @@ func (w *world) View() *state.View {
 
 func (w *world) WaitIndex(context.Context, id.Index) error { return nil }
 
-func (w *world) ProposeInTerm(ctx context.Context, term id.Term, c *pb.Command) (*pb.Result, error) {
-	c = proto.Clone(c).(*pb.Command)
-	c.Term = uint64(term)
-	res := w.apply(c)
-	w.mu.Lock()
-	lose := w.loseNext
-	w.loseNext = false
-	w.mu.Unlock()
-	if lose {
-		return nil, errors.New("leadership lost")
-	}
-	return res, nil
+func (w *world) ProposeAllInTerm(term id.Term, cs []*pb.Command, done func(from, to int, rs []state.Settled, err error)) {
+	go func() {
+		for i, c := range cs {
+			c = proto.Clone(c).(*pb.Command)
+			c.Term = uint64(term)
+			res := w.apply(c)
+			w.mu.Lock()
+			lose := w.loseNext
+			w.loseNext = false
+			w.mu.Unlock()
+			if lose {
+				done(i, i+1, nil, errors.New("leadership lost"))
+			} else {
+				done(i, i+1, []state.Settled{{Result: res}}, nil)
+			}
+		}
+	}()
 }
 
 func (w *world) Leader() (id.DirectoryID, <-chan struct{}) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
@@ -26,12 +27,9 @@ const (
 type chunk struct {
 	data  []byte // elements of Entry.commands
 	count int
-	reply chan chunkResult // nil for lanes, whose results come from the local state
-}
-
-type chunkResult struct {
-	res *statepb.Result
-	err error
+	// done is told the results, one for each command, or the error; once, by the combiner's goroutine, so it must not block. Nil for
+	// lanes, whose results come from the local state.
+	done func([]state.Settled, error)
 }
 
 // combiner makes entries of what waits on the leader, up to entriesInFlight at a time. It runs on every node; on a follower it
@@ -44,10 +42,11 @@ type combiner struct {
 
 	wake chan struct{}
 
-	mu    sync.Mutex
-	queue []chunk
-	bytes int
-	room  chan struct{} // closed and replaced when the queue was drained
+	mu     sync.Mutex
+	queue  []chunk
+	bytes  int
+	room   chan struct{} // closed and replaced when the queue was drained
+	closed bool          // run has ended
 
 	stampTerm uint64 // run's goroutine only
 	stampBoot time.Duration
@@ -61,19 +60,10 @@ func newCombiner() *combiner {
 // submit queues a chunk. It waits for room; an error means that nothing was queued.
 func (c *combiner) submit(ctx context.Context, stopped <-chan struct{}, k chunk) error {
 	for {
-		c.mu.Lock()
-		if c.bytes == 0 || c.bytes+len(k.data) <= queueMaxBytes {
-			c.queue = append(c.queue, k)
-			c.bytes += len(k.data)
-			c.mu.Unlock()
-			select {
-			case c.wake <- struct{}{}:
-			default:
-			}
-			return nil
+		room, err := c.offer(k, queueMaxBytes)
+		if room == nil {
+			return err
 		}
-		room := c.room
-		c.mu.Unlock()
 		select {
 		case <-room:
 		case <-ctx.Done():
@@ -82,6 +72,26 @@ func (c *combiner) submit(ctx context.Context, stopped <-chan struct{}, k chunk)
 			return ErrStopped
 		}
 	}
+}
+
+// offer queues a chunk if the queue has room up to limit, and ends with a nil channel when it did or never will (the error says so);
+// else the channel is closed when there is room.
+func (c *combiner) offer(k chunk, limit int) (room chan struct{}, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, ErrStopped
+	}
+	if c.bytes > 0 && c.bytes+len(k.data) > limit {
+		return c.room, nil
+	}
+	c.queue = append(c.queue, k)
+	c.bytes += len(k.data)
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+	return nil, nil
 }
 
 // take removes the chunks of the next entry.
@@ -161,7 +171,11 @@ var tickChunk = appendCommand(nil, mustMarshal(&statepb.Command{
 	Version: 1, Body: &statepb.Command_Tick{Tick: &statepb.Tick{}},
 }), 0)
 
+// refuse ends the queue.
 func (c *combiner) refuse(err error) {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
 	for {
 		ks, _ := c.take()
 		if len(ks) == 0 {
@@ -174,12 +188,12 @@ func (c *combiner) refuse(err error) {
 func answer(ks []chunk, o outcome, err error) {
 	at := 0
 	for _, k := range ks {
-		if k.reply != nil {
-			r := chunkResult{err: err}
-			if err == nil {
-				r.res = o.settled[at].Result
-			}
-			k.reply <- r // buffered
+		switch {
+		case k.done == nil:
+		case err != nil:
+			k.done(nil, err)
+		default:
+			k.done(o.settled[at:at+k.count], nil)
 		}
 		at += k.count
 	}

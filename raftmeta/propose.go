@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/hashicorp/raft"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
@@ -96,15 +98,62 @@ func (n *Node) ProposeInTerm(ctx context.Context, term id.Term, c *statepb.Comma
 	return r, err
 }
 
+// ProposeAllInTerm is ProposeInTerm for many commands of one moment, and does not wait: they go into the log in order and share
+// entries. done is told, once for each command and for runs of them, what cs[from:to] came to: rs has a result for each, or err is one
+// of ProposeInTerm's; a command of another term comes to Code_STALE_TERM. It is called by whom others wait for, or before
+// ProposeAllInTerm returns, so it must not block. Who calls bounds how many commands are under way.
+func (n *Node) ProposeAllInTerm(term id.Term, cs []*statepb.Command, done func(from, to int, rs []state.Settled, err error)) {
+	if n.leaderTerm() != uint64(term) {
+		done(0, len(cs), nil, ErrNotLeader)
+		return
+	}
+	var data []byte
+	from := 0
+	send := func(to int) {
+		if first := from; first < to {
+			k := chunk{data: data, count: to - first, done: func(rs []state.Settled, err error) { done(first, to, rs, err) }}
+			if _, err := n.comb.offer(k, math.MaxInt); err != nil {
+				done(first, to, nil, err)
+			}
+		}
+		from, data = to, nil
+	}
+	for i, c := range cs {
+		raw, err := encodeCommand(c)
+		if err != nil {
+			send(i)
+			done(i, i+1, nil, err)
+			from = i + 1
+			continue
+		}
+		if len(data) > 0 && len(data)+len(raw) > entryTarget {
+			send(i)
+		}
+		data = appendCommand(data, appendUint(raw, fieldTerm, uint64(term)), 0)
+	}
+	send(len(cs))
+}
+
 // proposeHere puts one encoded command without a lane into an entry of this leader.
 func (n *Node) proposeHere(ctx context.Context, raw []byte) (*statepb.Result, error) {
-	k := chunk{data: appendCommand(nil, raw, 0), count: 1, reply: make(chan chunkResult, 1)}
+	type answer struct {
+		res *statepb.Result
+		err error
+	}
+	done := make(chan answer, 1)
+	k := chunk{data: appendCommand(nil, raw, 0), count: 1, done: func(rs []state.Settled, err error) {
+		if err != nil {
+			done <- answer{nil, err}
+			return
+		}
+		done <- answer{rs[0].Result, nil}
+	}}
 	if err := n.comb.submit(ctx, n.stopped, k); err != nil {
 		return nil, fmt.Errorf("raftmeta: not proposed: %w", err)
 	}
 	select {
-	case r := <-k.reply:
-		return r.res, r.err
+	case a := <-done:
+		return a.res, a.err
 	case <-ctx.Done():
 		return nil, fmt.Errorf("%w: %w", ErrUnknown, ctx.Err())
 	case <-n.stopped:
