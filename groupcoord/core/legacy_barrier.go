@@ -71,7 +71,7 @@ func (c *Coordinator) look(g *legacyGroup) {
 // desire makes want from the raw tree.
 func (c *Coordinator) desire(g *legacyGroup) {
 	w := wanted{}
-	seen := map[string]parsed{}
+	seen := make(map[string]parsed, len(g.regs)+1)
 	g.families = map[string]int{}
 	topics := map[string]bool{}
 	var patterns []state.Registration
