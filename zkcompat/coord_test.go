@@ -15,6 +15,7 @@ import (
 	"github.com/barnabas-mq/barnabas/groupcoord/core"
 	"github.com/barnabas-mq/barnabas/internal/clock"
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 	"github.com/barnabas-mq/barnabas/zkcompat"
 )
@@ -94,12 +95,14 @@ func (f *fold) coordinated(t testing.TB, c *coordinator, lag time.Duration) *fol
 	return n
 }
 
-// ProposeInTerm is groupcoord's.
-func (n *foldNode) ProposeInTerm(ctx context.Context, _ id.Term, c *statepb.Command) (*statepb.Result, error) {
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	return n.Propose(ctx, proto.Clone(c).(*statepb.Command))
+// ProposeAllInTerm is groupcoord's.
+func (n *foldNode) ProposeAllInTerm(_ id.Term, cs []*statepb.Command, done func(from, to int, rs []state.Settled, err error)) {
+	go func() {
+		for i, c := range cs {
+			res, err := n.Propose(context.Background(), proto.Clone(c).(*statepb.Command))
+			done(i, i+1, []state.Settled{{Result: res}}, err)
+		}
+	}()
 }
 
 // WaitIndex is groupcoord's.
