@@ -100,6 +100,15 @@ func checkConfig(name, value string, find func(string) (*setting, bool), kind st
 	return nil
 }
 
+// CheckTopicSetting tells what is wrong with the value of a topic's setting, as CreateTopics and AlterConfigs would; nil for a name
+// that is no setting.
+func CheckTopicSetting(name, value string) error {
+	if _, ok := topicSetting(name); !ok {
+		return nil
+	}
+	return checkConfig(name, value, topicSetting, "topic")
+}
+
 // clip keeps a client's text in an answer short.
 func clip(s string) string {
 	if len(s) > 100 {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
 	"github.com/twmb/franz-go/pkg/kbin"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -474,6 +476,17 @@ func TestBadToolInput(t *testing.T) {
 	}
 	if said := create("--topic", "fine", "--config", "retention.ms=soon"); !strings.Contains(said, "soon") {
 		t.Errorf("a wrong configuration: %s", said)
+	}
+	if to.cluster != nil { // Kafka's ZooKeeper takes it, and its brokers do not start again
+		conn, _, err := zk.Connect(strings.Split(to.zookeeper, ","), 20*time.Second, zk.WithLogger(quiet{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_, err = conn.Create("/config/topics/fine", []byte(`{"version":1,"config":{"retention.ms":"soon"}}`), 0, zk.WorldACL(zk.PermAll))
+		if !errors.Is(err, zk.ErrBadArguments) {
+			t.Errorf("a wrong configuration, written without a tool: %v", err)
+		}
 	}
 	if all := harness.Tool(t, testtool.Kafka082, "kafka.admin.TopicCommand", "", "--zookeeper", to.zookeeper, "--list"); strings.Contains(all, "fine") {
 		t.Errorf("a topic with a wrong configuration exists: %q", all)

@@ -158,7 +158,7 @@ func (n *node) assembleRooms() (err error) {
 	})
 	n.zkState, err = zkcompat.NewStateBackend(zkcompat.StateConfig{
 		Proposer: n.raft, Views: n.raft, Coordinator: n.client, Broker: func() id.BrokerID { b, _ := n.selfEpoch(); return b }, KeepTopics: !cfg.Topics.Delete,
-		Log: log.With("room", "zkcompat"),
+		CheckSetting: broker.CheckTopicSetting, Log: log.With("room", "zkcompat"),
 	})
 	if err != nil {
 		return err

@@ -2,11 +2,15 @@ package zkcompat_test
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 	"github.com/barnabas-mq/barnabas/zkcompat"
 	"github.com/barnabas-mq/barnabas/zkcompat/jute"
@@ -113,6 +117,42 @@ func TestKeepTopics(t *testing.T) {
 		t.Fatal(m)
 	}
 	a.must(jute.OpExists, &jute.PathWatch{Path: "/brokers/topics/t/partitions/0/state"})
+}
+
+// A value that no broker could follow is refused by this port too, with the reason in the log; names that are no settings are kept.
+func TestWrongSettingsAreRefused(t *testing.T) {
+	f := newFold(t, 1)
+	n := f.node(t, 0)
+	b, err := zkcompat.NewStateBackend(zkcompat.StateConfig{Proposer: n, Views: n, CheckSetting: func(name, value string) error {
+		if name == "retention.ms" && value != "1000" {
+			return fmt.Errorf("%s is no time", value)
+		}
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log lineCount
+	_, addr := serve(t, b, func(c *zkcompat.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	n.b = b
+	a := session(t, addr)
+	doc := func(ms string) []byte {
+		return []byte(`{"version":1,"config":{"retention.ms":"` + ms + `","flux":"high"}}`)
+	}
+	if m, _ := a.call(jute.OpCreate, createReq("/config/topics/t", doc("soon"), 0)); m.Err != jute.BadArguments {
+		t.Errorf("created: %v", m)
+	}
+	if n := log.lines("soon is no time"); n != 1 {
+		t.Errorf("%d lines say why", n)
+	}
+	a.create("/config/topics/t", string(doc("1000")), 0)
+	if m, _ := a.call(jute.OpSetData, &jute.SetDataRequest{Path: "/config/topics/t", Data: doc("never"), Version: -1}); m.Err != jute.BadArguments {
+		t.Errorf("written: %v", m)
+	}
+	if row, ok := n.View().Config("topics", "t"); !ok || !slices.Equal(row.Entries, []state.KV{{Name: "flux", Value: "high"}, {Name: "retention.ms", Value: "1000"}}) {
+		t.Errorf("%+v", row)
+	}
+	a.create("/config/clients/c", string(doc("soon")), 0) // not a topic's
 }
 
 // mute is a metadata log without a leader.

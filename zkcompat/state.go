@@ -42,7 +42,10 @@ type StateConfig struct {
 	Broker func() id.BrokerID
 	// KeepTopics refuses to delete topics (delete.topic.enable=false).
 	KeepTopics bool
-	Log        *slog.Logger // default: slog.Default
+	// CheckSetting tells what is wrong with a topic's setting; nil when nothing is, or when it is no setting that brokers know: old
+	// tools write what they know. It may be absent.
+	CheckSetting func(name, value string) error
+	Log          *slog.Logger // default: slog.Default
 }
 
 // StateBackend serves the metadata state. The node must call Applied and Reset for every entry; see there.
@@ -207,8 +210,8 @@ func (b *StateBackend) Write(ctx context.Context, c Caller, w Write) (Result, er
 	for range maxReplans {
 		v := ztree.New(b.view.Load()) // never older than what the session has seen
 		plan := v.Plan(planned(w), topicID)
-		if b.cfg.KeepTopics && plan.Command.GetDeleteTopic() != nil {
-			plan = ztree.Plan{Code: statepb.Code_NO_AUTH, Text: "topics are not deleted: delete.topic.enable is false"}
+		if code, why := b.forbids(plan.Command); code != statepb.Code_OK {
+			plan = ztree.Plan{Code: code, Text: why}
 		}
 		r := &statepb.Result{Code: plan.Code, Text: plan.Text, Index: uint64(v.Index())}
 		if plan.Command != nil {
@@ -225,6 +228,28 @@ func (b *StateBackend) Write(ctx context.Context, c Caller, w Write) (Result, er
 		return result(plan, r), nil
 	}
 	return Result{}, fmt.Errorf("zkcompat: %s changes too fast to be written", w.Path)
+}
+
+// forbids refuses what this broker's configuration does not allow, and settings of a topic that no broker could follow: Kafka's
+// tools check these before they write, its brokers only log them, and no longer start.
+func (b *StateBackend) forbids(c *statepb.Command) (statepb.Code, string) {
+	if b.cfg.KeepTopics && c.GetDeleteTopic() != nil {
+		return statepb.Code_NO_AUTH, "topics are not deleted: delete.topic.enable is false"
+	}
+	set := c.GetSetConfig()
+	if b.cfg.CheckSetting == nil || set.GetType() != "topics" {
+		return statepb.Code_OK, ""
+	}
+	var wrong []error
+	for _, e := range set.Entries {
+		if err := b.cfg.CheckSetting(e.Name, e.Value); err != nil {
+			wrong = append(wrong, err)
+		}
+	}
+	if wrong == nil {
+		return statepb.Code_OK, ""
+	}
+	return statepb.Code_INVALID, errors.Join(wrong...).Error()
 }
 
 // audit logs what tools change of the cluster itself: nobody else writes it down.
