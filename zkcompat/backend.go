@@ -83,9 +83,10 @@ type Backend interface {
 	// Subscribe calls f once with the current tree (Reset) and then for every applied entry, in order, before the
 	// proposer of any of its commands is answered. f must not block. cancel returns when f will not run again.
 	Subscribe(f func(Update)) (cancel func())
-	// OpenSession makes a session; AttachSession takes over a living one from wherever it is attached. host is the client's address.
+	// OpenSession makes a session; AttachSession takes over a living one from wherever it is attached, with the timeout that its
+	// new connection negotiated. host is the client's address.
 	OpenSession(ctx context.Context, timeout time.Duration, host string) (Session, error)
-	AttachSession(ctx context.Context, s id.SessionID, password []byte, host string) (Session, error)
+	AttachSession(ctx context.Context, s id.SessionID, password []byte, timeout time.Duration, host string) (Session, error)
 	// CloseSession ends a session and its ephemerals.
 	CloseSession(ctx context.Context, c Caller) (Result, error)
 	// Write changes a node. It may be held for long: the queue's head is parked until it returns.

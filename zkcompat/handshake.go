@@ -62,10 +62,11 @@ func (c *conn) catchUp(zxid int64) error {
 
 func (c *conn) attach(ctx context.Context, req *jute.ConnectRequest) (Session, error) {
 	host := hostOf(c.nc)
+	timeout := c.s.clamp(req.TimeoutMs)
 	if req.SessionID == 0 {
-		return c.s.cfg.Backend.OpenSession(ctx, c.s.clamp(req.TimeoutMs), host)
+		return c.s.cfg.Backend.OpenSession(ctx, timeout, host)
 	}
-	return c.s.cfg.Backend.AttachSession(ctx, id.SessionID(req.SessionID), req.Password, host)
+	return c.s.cfg.Backend.AttachSession(ctx, id.SessionID(req.SessionID), req.Password, timeout, host)
 }
 
 // refuse says that the session is over, and closes.

@@ -325,10 +325,14 @@ func handshakes(w *twins) {
 		"wrong password": func(side int, r *jute.ConnectRequest) {
 			r.SessionID, r.Password = ids[side], make([]byte, 16)
 		},
-		"no password": func(side int, r *jute.ConnectRequest) { r.SessionID, r.Password = ids[side], nil },
-		"ahead":       func(_ int, r *jute.ConnectRequest) { r.LastZxidSeen = 1 << 62 },
-		"right password": func(side int, r *jute.ConnectRequest) { // with its own timeout: here a session keeps that for life
-			r.SessionID, r.Password, r.TimeoutMs = ids[side], passwords[side], 10_000
+		"no password":    func(side int, r *jute.ConnectRequest) { r.SessionID, r.Password = ids[side], nil },
+		"ahead":          func(_ int, r *jute.ConnectRequest) { r.LastZxidSeen = 1 << 62 },
+		"right password": func(side int, r *jute.ConnectRequest) { r.SessionID, r.Password = ids[side], passwords[side] },
+		"right password, longer timeout": func(side int, r *jute.ConnectRequest) {
+			r.SessionID, r.Password, r.TimeoutMs = ids[side], passwords[side], 17_000
+		},
+		"right password, short timeout": func(side int, r *jute.ConnectRequest) {
+			r.SessionID, r.Password, r.TimeoutMs = ids[side], passwords[side], 1
 		},
 	} {
 		var resp [2]jute.ConnectResponse

@@ -150,14 +150,14 @@ func (b *memBackend) OpenSession(_ context.Context, timeout time.Duration, _ str
 	return s, nil
 }
 
-func (b *memBackend) AttachSession(_ context.Context, sid id.SessionID, password []byte, _ string) (zkcompat.Session, error) {
+func (b *memBackend) AttachSession(_ context.Context, sid id.SessionID, password []byte, timeout time.Duration, _ string) (zkcompat.Session, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	row, ok := b.tree.sessions[sid]
 	if !ok || !bytes.Equal(row.password, password) {
 		return zkcompat.Session{}, zkcompat.ErrSessionGone
 	}
-	row.epoch++
+	row.epoch, row.timeout = row.epoch+1, timeout
 	b.changeLocked(func(t *memTree) ([]ztree.Event, []id.SessionID) {
 		t.sessions[sid] = row
 		return nil, []id.SessionID{sid}

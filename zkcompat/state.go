@@ -160,9 +160,9 @@ func (b *StateBackend) OpenSession(ctx context.Context, timeout time.Duration, h
 }
 
 // AttachSession is Backend's.
-func (b *StateBackend) AttachSession(ctx context.Context, sid id.SessionID, password []byte, host string) (Session, error) {
+func (b *StateBackend) AttachSession(ctx context.Context, sid id.SessionID, password []byte, timeout time.Duration, host string) (Session, error) {
 	r, err := b.propose(ctx, &statepb.Command{Body: &statepb.Command_AttachSession{AttachSession: &statepb.AttachSession{
-		Session: int64(sid), Password: password, Broker: int32(b.cfg.Broker()), Host: host}}})
+		Session: int64(sid), Password: password, TimeoutMs: int32(timeout.Milliseconds()), Broker: int32(b.cfg.Broker()), Host: host}}})
 	switch {
 	case err != nil:
 		return Session{}, err

@@ -35,6 +35,9 @@ func (s *State) attachSession(c *statepb.AttachSession) *statepb.Result {
 	ses := *old
 	ses.AttachEpoch++
 	ses.Broker, ses.Host = id.BrokerID(c.Broker), c.Host
+	if c.TimeoutMs > 0 { // the newest connection decides (SessionTrackerImpl.touchSession)
+		ses.TimeoutMs = c.TimeoutMs
+	}
 	s.sessions.put(keyU64(uint64(ses.ID)), &ses)
 	s.changed(Change{Kind: SessionAttached, ZXID: s.meta.ZXID, Session: ses.ID, Broker: ses.Broker})
 	return &statepb.Result{Zxid: int64(s.meta.ZXID), Value: int64(ses.TimeoutMs), Epoch: ses.AttachEpoch}

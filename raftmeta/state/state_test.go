@@ -91,7 +91,10 @@ func TestSessionEndTakesItsEphemeralsInOneEntry(t *testing.T) {
 	f.ok(ephemeral(a.Value, 1, "/mine"))
 	f.ok(ephemeral(b.Value, 1, "/theirs"))
 	f.want(pb.Code_NODE_EXISTS, ephemeral(b.Value, 1, "/mine"))
-	moved := f.ok(&pb.Command{Body: &pb.Command_AttachSession{AttachSession: &pb.AttachSession{Session: a.Value, Password: topicID(7), Broker: 2}}})
+	moved := f.ok(&pb.Command{Body: &pb.Command_AttachSession{AttachSession: &pb.AttachSession{Session: a.Value, Password: topicID(7), Broker: 2, TimeoutMs: 7000}}})
+	if ses, ok := f.s.View().Session(id.SessionID(a.Value)); moved.Value != 7000 || !ok || ses.TimeoutMs != 7000 {
+		t.Errorf("attached with a timeout of 7 s: %v, %+v", moved, ses)
+	}
 	f.want(pb.Code_NO_AUTH, &pb.Command{Body: &pb.Command_AttachSession{AttachSession: &pb.AttachSession{Session: a.Value, Password: topicID(8)}}})
 	f.want(pb.Code_SESSION_MOVED, &pb.Command{Body: &pb.Command_CloseSession{CloseSession: &pb.CloseSession{Session: a.Value, AttachEpoch: 1}}})
 	r := f.ok(&pb.Command{Body: &pb.Command_ExpireSessions{ExpireSessions: &pb.ExpireSessions{Sessions: []*pb.CloseSession{

@@ -2574,7 +2574,8 @@ type AttachSession struct {
 	Session       int64                  `protobuf:"varint,1,opt,name=session,proto3" json:"session,omitempty"`
 	Password      []byte                 `protobuf:"bytes,2,opt,name=password,proto3" json:"password,omitempty"`
 	Broker        int32                  `protobuf:"varint,3,opt,name=broker,proto3" json:"broker,omitempty"`
-	Host          string                 `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"` // address of the client, without its port
+	Host          string                 `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"`                             // address of the client, without its port
+	TimeoutMs     int32                  `protobuf:"varint,5,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // from here on, as negotiated with this connection; 0: as before
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2635,6 +2636,13 @@ func (x *AttachSession) GetHost() string {
 		return x.Host
 	}
 	return ""
+}
+
+func (x *AttachSession) GetTimeoutMs() int32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
 }
 
 type CloseSession struct {
@@ -5091,12 +5099,14 @@ const file_state_proto_rawDesc = "" +
 	"timeout_ms\x18\x01 \x01(\x05R\ttimeoutMs\x12\x1a\n" +
 	"\bpassword\x18\x02 \x01(\fR\bpassword\x12\x16\n" +
 	"\x06broker\x18\x03 \x01(\x05R\x06broker\x12\x12\n" +
-	"\x04host\x18\x04 \x01(\tR\x04host\"q\n" +
+	"\x04host\x18\x04 \x01(\tR\x04host\"\x90\x01\n" +
 	"\rAttachSession\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x03R\asession\x12\x1a\n" +
 	"\bpassword\x18\x02 \x01(\fR\bpassword\x12\x16\n" +
 	"\x06broker\x18\x03 \x01(\x05R\x06broker\x12\x12\n" +
-	"\x04host\x18\x04 \x01(\tR\x04host\"K\n" +
+	"\x04host\x18\x04 \x01(\tR\x04host\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x05 \x01(\x05R\ttimeoutMs\"K\n" +
 	"\fCloseSession\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x03R\asession\x12!\n" +
 	"\fattach_epoch\x18\x02 \x01(\x04R\vattachEpoch\"M\n" +
