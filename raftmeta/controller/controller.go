@@ -10,6 +10,7 @@
 //   - A partition without a leader gets the first live replica of its ISR; an unclean leader never.
 //   - A session expires when no broker has reported a touch for its timeout, by this leader's clock, which counts from the
 //     term's begin at the earliest. A wall clock is never read.
+//   - A tool's notice of a changed configuration (/config/changes) goes after KeepNotices.
 //   - A leader that was stopped itself has heard nobody and blames nobody: all clocks start again.
 //
 // Not safe for concurrent use. Every now is this machine's CLOCK_BOOTTIME.
@@ -63,6 +64,7 @@ type Controller struct {
 	headless map[id.TopicPartition]bool // without a leader when last seen
 	moves    []move                     // requested
 	sessions sessions
+	notices  notices
 
 	nextID uint64
 	flying map[uint64]flight
@@ -89,6 +91,7 @@ type flight struct {
 	holds    map[id.BrokerID]func(id.Index)
 	parts    []id.TopicPartition
 	sessions []id.SessionID
+	notice   string
 }
 
 // New begins a term's memory after the barrier of the term has been applied. youngest is the age of the youngest proof of
@@ -97,7 +100,8 @@ func New(v *state.View, now, youngest time.Duration, barrier id.Index) *Controll
 	c := &Controller{
 		view: v, book: lease.NewBook(now, youngest, barrier), lastRun: now,
 		brokers: map[id.BrokerID]*broker{}, headless: map[id.TopicPartition]bool{}, sessions: newSessions(),
-		flying: map[uint64]flight{}, held: map[id.BrokerID][]func(id.Index){},
+		notices: newNotices(v, now),
+		flying:  map[uint64]flight{}, held: map[id.BrokerID][]func(id.Index){},
 	}
 	v.Brokers(func(b *state.Broker) bool {
 		c.brokers[b.ID] = &broker{epoch: b.Epoch, absentSince: now}
@@ -252,6 +256,8 @@ func (c *Controller) Applied(v *state.View, changes []state.Change, now time.Dur
 			}
 		case state.SessionEnded:
 			c.sessions.remove(ch.Session)
+		case state.ZnodeCreated:
+			c.notices.put(ch.Path, now)
 		}
 	}
 }
@@ -276,7 +282,8 @@ func (c *Controller) Decide(now time.Duration) (out []Decision, next time.Durati
 	at := func(t time.Duration) { next = min(next, max(t, now)) }
 	out = c.decideBrokers(out, now, at)
 	out = c.decideLeaders(out)
-	return c.decideSessions(out, now, at), next
+	out = c.decideSessions(out, now, at)
+	return c.decideNotices(out, now, at), next
 }
 
 func (c *Controller) decideBrokers(out []Decision, now time.Duration, at func(time.Duration)) []Decision {
@@ -450,5 +457,8 @@ func (c *Controller) Settled(decision uint64, res *statepb.Result, now time.Dura
 	}
 	for _, s := range f.sessions {
 		c.sessions.again(s, res != nil, now)
+	}
+	if _, there := c.view.Znode(f.notice); f.notice != "" && there {
+		c.notices.put(f.notice, now)
 	}
 }
