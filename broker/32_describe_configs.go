@@ -28,7 +28,7 @@ func (s *Server) describeConfigs(_ context.Context, _ *call, req *kmsg.DescribeC
 		case kmsg.ConfigResourceTypeTopic:
 			out.Configs, f = s.describeTopic(v, req, r)
 		case kmsg.ConfigResourceTypeGroupConfig:
-			out.Configs, f = describeGroup(v, req, r)
+			out.Configs, f = s.describeGroup(v, req, r)
 		case kmsg.ConfigResourceTypeBroker:
 			out.Configs, f = s.describeBroker(v, req, r)
 		default:

@@ -28,7 +28,11 @@ func (s *Server) alterConfigs(ctx context.Context, _ *call, req *kmsg.AlterConfi
 				}
 				set[c.Name] = *c.Value
 			}
-			return &statepb.SetConfig{Entries: protoEntries(set), Replace: true}, k.check(set)
+			f := k.check(set)
+			if f == nil && k.fits != nil {
+				f = k.fits(set)
+			}
+			return &statepb.SetConfig{Entries: protoEntries(set), Replace: true}, f
 		})
 		if f != nil {
 			out.ErrorCode, out.ErrorMessage = f.code, f.message()

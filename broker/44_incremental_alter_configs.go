@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -87,7 +88,19 @@ func increments(row *state.Config, k *configKind, ops []kmsg.IncrementalAlterCon
 		}
 		set[name] = value
 	}
-	if f := k.check(set); f != nil {
+	f := k.check(set)
+	if f == nil && k.fits != nil {
+		all := map[string]string{}
+		for _, kv := range row.Entries {
+			all[kv.Name] = kv.Value
+		}
+		for _, e := range cmd.Entries {
+			delete(all, e.Name)
+		}
+		maps.Copy(all, set)
+		f = k.fits(all)
+	}
+	if f != nil {
 		return nil, f
 	}
 	cmd.Entries = append(cmd.Entries, protoEntries(set)...)

@@ -14,13 +14,28 @@ import (
 func TestGroupConfigs(t *testing.T) {
 	f := start(t, nil)
 	c := f.dial(t)
-	set := func(op kmsg.IncrementalAlterConfigOp, value string) int16 {
+	setting := func(name string, op kmsg.IncrementalAlterConfigOp, value string) int16 {
 		req := kmsg.NewPtrIncrementalAlterConfigsRequest()
 		r := kmsg.NewIncrementalAlterConfigsRequestResource()
 		r.ResourceType, r.ResourceName = kmsg.ConfigResourceTypeGroupConfig, "g"
-		r.Configs = []kmsg.IncrementalAlterConfigsRequestResourceConfig{{Name: state.GatesOff, Op: op, Value: &value}}
+		r.Configs = []kmsg.IncrementalAlterConfigsRequestResourceConfig{{Name: name, Op: op, Value: &value}}
 		req.Resources = []kmsg.IncrementalAlterConfigsRequestResource{r}
 		return ask[*kmsg.IncrementalAlterConfigsResponse](c, req).Resources[0].ErrorCode
+	}
+	set := func(op kmsg.IncrementalAlterConfigOp, value string) int16 { return setting(state.GatesOff, op, value) }
+	for _, own := range []struct {
+		name, value string
+		want        int16
+	}{
+		{state.GroupHeartbeat, "46000", kerr.InvalidConfig.Code}, // above the broker's session
+		{state.GroupSession, "0", kerr.InvalidConfig.Code},
+		{state.GroupSession, "60000", 0},
+		{state.GroupHeartbeat, "46000", 0},
+		{state.GroupSession, "45000", kerr.InvalidConfig.Code},
+	} {
+		if code := setting(own.name, kmsg.IncrementalAlterConfigOpSet, own.value); code != own.want {
+			t.Errorf("%s=%s: %d, want %d", own.name, own.value, code, own.want)
+		}
 	}
 	if code := set(kmsg.IncrementalAlterConfigOpSet, "claim,fence"); code != 0 {
 		t.Fatal(code)
@@ -41,8 +56,13 @@ func TestGroupConfigs(t *testing.T) {
 	r.ResourceType, r.ResourceName = kmsg.ConfigResourceTypeGroupConfig, "g"
 	req.Resources = []kmsg.DescribeConfigsRequestResource{r}
 	got := ask[*kmsg.DescribeConfigsResponse](c, req).Resources[0]
-	if got.ErrorCode != 0 || len(got.Configs) != 1 || *got.Configs[0].Value != "claim" || got.Configs[0].Source != kmsg.ConfigSourceGroupConfig {
-		t.Errorf("%+v", got)
+	if got.ErrorCode != 0 || len(got.Configs) != 3 {
+		t.Fatalf("%+v", got)
+	}
+	for i, want := range []string{"46000", "60000", "claim"} {
+		if o := got.Configs[i]; *o.Value != want || o.Source != kmsg.ConfigSourceGroupConfig {
+			t.Errorf("%+v, want %s", o, want)
+		}
 	}
 }
 

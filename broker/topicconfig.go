@@ -13,7 +13,7 @@ import (
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
-// setting is one topic configuration that Kafka knows (org.apache.kafka.common.config.TopicConfig).
+// setting is one configuration of a topic or a group that Kafka knows (org.apache.kafka.common.config.TopicConfig), or one of ours.
 type setting struct {
 	name   string
 	typ    kmsg.ConfigType

@@ -97,6 +97,15 @@ func TestTopics(t *testing.T) {
 		t.Error(got)
 	}
 	ok(t, "", "config", "unset", "topic", "orders", "retention.ms", "-b", b)
+	if got := ok(t, "", "config", "set", "group", "billing", "consumer.session.timeout.ms=20000", "-b", b); got != "changed billing\n" {
+		t.Error(got)
+	}
+	if got := ok(t, "", "config", "get", "group", "billing", "-b", b); !strings.Contains(got, "20000") || strings.Contains(got, "heartbeat") {
+		t.Error(got)
+	}
+	if got := ok(t, "", "config", "get", "group", "billing", "-b", b, "--all"); !strings.Contains(got, "consumer.heartbeat.interval.ms") {
+		t.Error(got)
+	}
 	if got := ok(t, "", "config", "get", "topic", "orders", "-b", b); !strings.Contains(got, "5000000") || strings.Contains(got, "retention.ms") {
 		t.Error(got)
 	}

@@ -5,6 +5,7 @@ import (
 	"hash/fnv"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -169,7 +170,8 @@ func (c *Coordinator) consumerHeartbeat(g *group, r Request, req *kmsg.ConsumerG
 	if !g.modern() {
 		c.upgrade(g, who(m)+" joined")
 	}
-	m.SessionMs = int32(c.cfg.ConsumerSession.Milliseconds())
+	_, session := c.consumerTimes(g.name)
+	m.SessionMs = int32(session.Milliseconds())
 	if old == nil || old.ID != m.ID || !equalMembers(old, m) {
 		if old != nil && old.ID != m.ID {
 			g.dropMember(old.ID)
@@ -195,6 +197,24 @@ func (c *Coordinator) consumerHeartbeat(g *group, r Request, req *kmsg.ConsumerG
 		return
 	}
 	c.tell(g, t)
+}
+
+// consumerTimes are how often members of a consumer group shall ask, and for how long they may be silent: the group's own, or the
+// broker's. Each is checked when it is set; together, with the other one from a broker's file, they may not fit.
+func (c *Coordinator) consumerTimes(group string) (beat, session time.Duration) {
+	beat, session = c.cfg.ConsumerHeartbeat, c.cfg.ConsumerSession
+	if row, ok := c.v.Config(state.GroupConfigs, group); ok {
+		for name, to := range map[string]*time.Duration{state.GroupHeartbeat: &beat, state.GroupSession: &session} {
+			v, _ := row.Get(name)
+			if n, err := strconv.ParseInt(v, 10, 32); err == nil && n > 0 {
+				*to = time.Duration(n) * time.Millisecond
+			}
+		}
+	}
+	if beat >= session {
+		beat = max(session/3, time.Millisecond)
+	}
+	return beat, session
 }
 
 // refuseConsumer tells why a member may not be in the group at all.
@@ -545,7 +565,8 @@ func (c *Coordinator) freeIn(g *group) func(partition) bool {
 func (c *Coordinator) heartbeatAnswer(req *kmsg.ConsumerGroupHeartbeatRequest, m *state.Member, t telling) *kmsg.ConsumerGroupHeartbeatResponse {
 	resp := req.ResponseKind().(*kmsg.ConsumerGroupHeartbeatResponse)
 	resp.MemberID, resp.MemberEpoch = &m.ID, m.Consumer.Epoch
-	resp.HeartbeatIntervalMillis = int32(c.cfg.ConsumerHeartbeat.Milliseconds())
+	beat, _ := c.consumerTimes(req.Group)
+	resp.HeartbeatIntervalMillis = int32(beat.Milliseconds())
 	if t.full || t.before == nil || !parts(t.before.Assigned).same(m.Consumer.Assigned) {
 		a := kmsg.NewConsumerGroupHeartbeatResponseAssignment()
 		a.Topics = []kmsg.ConsumerGroupHeartbeatResponseAssignmentTopic{}

@@ -82,6 +82,9 @@ func (s *story) heard(name string, _ Request, resp kmsg.Response, _ *pb.Result) 
 			s.owns[name], told = ps, " "+s.text(ps)
 		}
 		s.epoch[name] = resp.MemberEpoch
+		if every := resp.HeartbeatIntervalMillis; every != 1000 && every != 0 {
+			told += fmt.Sprintf(" every %d ms", every)
+		}
 		fmt.Fprintf(&s.out, "> %s: epoch %d%s\n", name, resp.MemberEpoch, told)
 	case *kmsg.SyncGroupResponse:
 		var a kmsg.ConsumerMemberAssignment
@@ -105,6 +108,7 @@ func (s *story) heard(name string, _ Request, resp kmsg.Response, _ *pb.Result) 
 //
 //	topic t n=4            a topic is made, or grows
 //	unheard t n=4          the same while there is no coordinator
+//	config k is=v          a setting of the group; beats then tell the interval
 //	beat a [reads=t,u] [regex=...] [owns=t:0,1] [epoch=1] [as=instance] [assignor=range]   a heartbeat; owns=told: what it was told last
 //	enter d reads=t [owns=t:0]   a classic member joins, in version 9
 //	row                    what the state says
@@ -117,6 +121,9 @@ func (s *story) tell(l line) {
 		s.mind = nil
 		s.grow(l.name, int32(l.num("n", 1)))
 		s.mind = mind
+	case "config": // of the group
+		s.must(&pb.Command{Body: &pb.Command_SetConfig{SetConfig: &pb.SetConfig{Type: state.GroupConfigs, Name: "g", ZnodeVersion: -1,
+			Entries: []*pb.ConfigEntry{{Name: l.name, Value: l.kv["is"]}}}}})
 	case "beat":
 		s.beatOnce(l)
 	case "enter":

@@ -430,6 +430,12 @@ var Gates = []Gate{GateBarrier, GateClaim, GateOffset, GateReservation, GateDele
 // GatesOff is the configuration key of a group (entity type groups) with the gates that are off, separated by commas; "all" is all.
 const GatesOff = "legacy.gates.off"
 
+// Configuration keys of consumer groups (org.apache.kafka.coordinator.group.GroupConfig), in milliseconds; without one the broker's holds.
+const (
+	GroupHeartbeat = "consumer.heartbeat.interval.ms"
+	GroupSession   = "consumer.session.timeout.ms"
+)
+
 // GateOn reports whether a gate is on for a group.
 func (v *View) GateOn(group string, g Gate) bool {
 	c, ok := v.Config(GroupConfigs, group)
