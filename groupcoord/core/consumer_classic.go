@@ -3,6 +3,7 @@ package core
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -69,7 +70,27 @@ func (c *Coordinator) refuseUpgrade(g *group) (*kerr.Error, string) {
 			return no("the embedded consumer protocol is malformed")
 		}
 	}
+	if why := c.ownedAside(g); why != "" {
+		return no(why)
+	}
 	return nil, ""
+}
+
+// ownedAside tells which partition that a classic member reads has an owner by ZooKeeper as well, left behind by a tool or by a consumer that
+// is registered no more: the state would refuse to give the partition to the member, for ever. "" for none.
+func (c *Coordinator) ownedAside(g *group) (why string) {
+	if !c.zooKeeperOwners(g.name) {
+		return ""
+	}
+	for _, m := range g.members() {
+		c.assigned(m).each(func(p partition, _ int32) {
+			topic := c.topicName(p.topic)
+			if _, there := c.v.Owner(g.name, topic, strconv.Itoa(int(p.n))); there && why == "" {
+				why = fmt.Sprintf("the znode /consumers/%s/owners/%s/%d says that the partition has an owner: delete it if it has none", g.name, topic, p.n)
+			}
+		})
+	}
+	return why
 }
 
 // upgrade makes a consumer group of a classic one. Its members keep what they were assigned until they have been heard; those that wait

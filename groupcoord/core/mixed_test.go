@@ -377,3 +377,31 @@ func (w *town) steady() bool {
 	}
 	return true
 }
+
+// An owner znode that nobody is registered for keeps a classic group what it is: the first consumer member is refused with the reason, and
+// let in when the znode is gone.
+func TestUpgradeBesideAStaleOwner(t *testing.T) {
+	w := newTown(t)
+	w.topic("t", 2)
+	for _, dir := range []string{"/consumers/g", "/consumers/g/ids", "/consumers/g/owners", "/consumers/g/owners/t"} {
+		w.must(&pb.Command{Body: &pb.Command_CreateZnode{CreateZnode: &pb.CreateZnode{Path: dir, Null: true}}})
+	}
+	w.must(&pb.Command{Body: &pb.Command_ClaimOwner{ClaimOwner: &pb.ClaimOwner{Group: "g", Topic: "t", Name: "0", Data: []byte("M1-1")}}}) // so that P3 sees one owner
+	m1, m2 := w.consumer("M1", "t"), w.consumer("M2", "t")
+	m1.classic = true
+	m1.start()
+	w.pass(5 * time.Second)
+	before := w.index
+	m2.start()
+	w.pass(10 * time.Second)
+	if entries := w.index - before; entries > 2 {
+		t.Errorf("ten seconds of a member that cannot be let in: %d entries of the metadata log\n%s", entries, w.out.String())
+	}
+	if _, why := w.mind.refuseUpgrade(w.mind.group("g")); m2.epoch != 0 || len(m2.errors) == 0 || !strings.Contains(why, "/consumers/g/owners/t/0") {
+		t.Errorf("epoch %d, errors %v\n%s", m2.epoch, m2.errors, w.out.String())
+	}
+	w.must(&pb.Command{Body: &pb.Command_DeleteZnode{DeleteZnode: &pb.DeleteZnode{Path: "/consumers/g/owners/t/0", Version: -1}}})
+	m2.start()
+	w.pass(5 * time.Second)
+	w.want(t, "the znode is gone", "M1 t[0]; M2 t[1]")
+}
