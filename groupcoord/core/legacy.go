@@ -112,6 +112,7 @@ type legacyGroup struct {
 	shown     []state.Registration           // of its members, but the pool
 	read      map[string]bool                // topics that they read, as far as asked
 	missing   map[id.TopicPartition]struct{} // not claimed in it
+	mixed     *mix                           // by which missing was counted; nil: none
 	claimedBy string                         // who claimed last
 	claimedAt time.Duration                  // when; began before the first
 	gone      bool                           // a member died in it, left or registered anew: some of it nobody may claim

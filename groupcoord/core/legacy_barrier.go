@@ -387,7 +387,7 @@ func numberOf(row *state.Legacy) int32 {
 // beginGeneration starts to count what a generation's members claim.
 func (c *Coordinator) beginGeneration(g *legacyGroup, row *state.Legacy) {
 	g.row, g.number = row, numberOf(row)
-	g.missing, g.gone, g.began, g.claimedAt = nil, false, c.now, c.now
+	g.missing, g.gone, g.began, g.claimedAt, g.claimedBy = nil, false, c.now, c.now, ""
 	maps.DeleteFunc(g.failed, func(_ id.SessionID, f *failedMember) bool { return !f.squats })
 	clear(g.budget)
 	c.readPublished(g, row)
@@ -401,7 +401,16 @@ func (c *Coordinator) beginGeneration(g *legacyGroup, row *state.Legacy) {
 		}
 	}
 	g.missing = map[id.TopicPartition]struct{}{}
-	for _, t := range row.Topics {
+	c.countMissing(g)
+}
+
+// countMissing finds out what is not claimed in the generation.
+func (c *Coordinator) countMissing(g *legacyGroup) {
+	if g.missing == nil {
+		return
+	}
+	clear(g.missing)
+	for _, t := range g.row.Topics {
 		if !c.isRead(g, t.Name) {
 			continue
 		}
@@ -540,6 +549,9 @@ func (c *Coordinator) turnCompletion(g *legacyGroup) {
 		why = g.firstMissing()
 	default:
 		g.wake(g.began + completeWithin)
+		if tells := g.claimedAt + waitedClaim; tells > c.now && c.plans.asked[g.name] != "" {
+			g.wake(tells)
+		}
 		if g.gone {
 			g.wake(g.claimedAt + completeDeaths)
 		}

@@ -49,6 +49,7 @@ type mixKey struct {
 	legacy *state.Legacy
 	topics uint64
 	claims int    // that have waited for a while
+	told   bool   // those that were granted in a generation that is not complete tell too
 	modern string // how many members by Kafka's protocols read each topic, those that are just joining included
 	off    bool
 }
@@ -150,6 +151,7 @@ func (c *Coordinator) mixKeyOf(group string, modern map[string]int) mixKey {
 				k.claims++
 			}
 		}
+		k.told = c.claimsTell(g)
 	}
 	return k
 }
@@ -217,8 +219,13 @@ func (m *mix) computeNow(c *Coordinator, group string, names []string) error {
 		m.now = unknownLayout(all)
 		return err
 	}
+	granted, waiting := c.claimsIn(group, row)
 	var fits bool
-	if m.strategy, fits = strategy(row.Strategy).learn(members, counts, c.claimsIn(group, row)); !fits {
+	m.strategy, fits = strategy(row.Strategy).learn(members, counts, append(granted, waiting...))
+	if !fits && !row.Complete { // some of what was granted may come from the view before
+		m.strategy, fits = strategy(row.Strategy).learn(members, counts, waiting)
+	}
+	if !fits {
 		err = fmt.Errorf("what its consumers by ZooKeeper claim is neither range nor roundrobin, of any release, over one list of members")
 	}
 	m.now = layoutOf(m.strategy, group, members, counts)
@@ -268,28 +275,35 @@ func layoutOf(s strategy, group string, members []planMember, counts map[string]
 	return l
 }
 
-// claimsIn are the claims that tell how members compute: all of a generation that is complete, and those that have waited long.
-func (c *Coordinator) claimsIn(group string, row *state.Legacy) []claimed {
-	var out []claimed
-	if row.Complete {
+// claimsTell reports whether what was claimed in a generation that is being claimed still tells how its members compute: nothing was for a
+// while.
+func (c *Coordinator) claimsTell(g *legacyGroup) bool {
+	return g.row != nil && !g.row.Complete && g.claimedBy != "" && g.claimedAt+waitedClaim <= c.now
+}
+
+// claimsIn are the claims that tell how members compute: those that were granted in a generation that is complete, or in which nobody has
+// claimed for a while, and those that have waited long.
+func (c *Coordinator) claimsIn(group string, row *state.Legacy) (granted, waiting []claimed) {
+	g := c.legacy.groups[group]
+	if row.Complete || g != nil && g.number == row.Number && c.claimsTell(g) {
 		c.v.ZnodeChildren("/consumers/"+group+"/owners", func(topic string, _ *state.Znode) bool {
 			c.v.Owners(group, topic, func(name string, z *state.Znode) bool {
 				if n, ok := state.ParsePartition(name); ok && z.Stat.Czxid > row.Zxid {
-					out = append(out, claimed{topic, n, string(z.Data)})
+					granted = append(granted, claimed{topic, n, string(z.Data)})
 				}
 				return true
 			})
 			return true
 		})
 	}
-	if g := c.legacy.groups[group]; g != nil {
+	if g != nil {
 		for _, h := range g.claims {
 			if h.since+waitedClaim <= c.now && h.partition >= 0 {
-				out = append(out, claimed{h.topic, h.partition, string(h.req.Command.GetClaimOwner().GetData())})
+				waiting = append(waiting, claimed{h.topic, h.partition, string(h.req.Command.GetClaimOwner().GetData())})
 			}
 		}
 	}
-	return out
+	return granted, waiting
 }
 
 // computeNext is what the registrations come to with the pool that the other members need.
@@ -512,10 +526,10 @@ func (c *Coordinator) mixChanged(changes []state.Change) {
 	}
 }
 
-// expireMixes looks at groups with claims that wait: after a while they tell how members compute.
+// expireMixes looks at groups whose members claim: after a while their claims tell how they compute.
 func (c *Coordinator) expireMixes() {
 	for _, group := range sorted(c.plans.groups) {
-		if g := c.legacy.groups[group]; g != nil && len(g.claims) > 0 {
+		if g := c.legacy.groups[group]; g != nil && (len(g.claims) > 0 || c.claimsTell(g)) {
 			c.mixTurn(group)
 		}
 	}
@@ -542,6 +556,11 @@ func (c *Coordinator) mixTurn(group string) {
 		return // of znode consumers alone: computed when somebody asks, not with each claim
 	}
 	m := c.mixOf(group)
+	if g := c.legacy.groups[group]; g != nil && g.mixed != m { // what nobody needs to claim may be another block
+		g.mixed = m
+		c.countMissing(g)
+		c.legacyTurn(g)
+	}
 	if len(row.Members) > 0 && !row.Consumer {
 		if row.ProtocolType == "consumer" && m.why == "" {
 			c.takeOver(group)

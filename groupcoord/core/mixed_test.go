@@ -405,3 +405,27 @@ func TestUpgradeBesideAStaleOwner(t *testing.T) {
 	w.pass(5 * time.Second)
 	w.want(t, "the znode is gone", "M1 t[0]; M2 t[1]")
 }
+
+// Two members of 1.1.1 by round-robin claim what two of 0.10.2 would: which of both they are shows only beside a pool, in claims of what the
+// others keep. What they leave then nobody waits for.
+func TestMixedLearnsRoundRobinFromHeldClaims(t *testing.T) {
+	for _, deals := range []strategy{strategyHash011, strategyHash10} {
+		w := newTown(t)
+		w.topic("t", 12)
+		for _, name := range []string{"g_a", "g_b"} {
+			m := w.add(name, state.DialectJVM, "t:1")
+			m.deals = deals
+			m.start()
+		}
+		w.pass(3 * time.Second)
+		w.consumer("M1", "t").start()
+		w.pass(500 * time.Millisecond)
+		m2 := w.consumer("M2", "t")
+		m2.classic = true
+		m2.start()
+		w.pass(6 * time.Second)
+		if got := w.read(); strings.Contains(got, "nobody") || !w.steady() {
+			t.Errorf("%s: after six seconds %s\n%s\n%s", deals, got, w.dump(), w.out.String())
+		}
+	}
+}
