@@ -109,21 +109,31 @@ func (m *groupMember) received(t *testing.T) (records []spot, others []string) {
 		t.Fatal(err)
 	}
 	for line := range bytes.Lines(data[:bytes.LastIndexByte(data, '\n')+1]) {
-		var r struct {
-			Partition *int32
-			Offset    int64
-		}
-		if found := consoleLine.FindSubmatch(line); found != nil {
-			p, _ := strconv.ParseInt(string(found[1]), 10, 32)
-			o, _ := strconv.ParseInt(string(found[2]), 10, 64)
-			records = append(records, spot{int32(p), o})
-		} else if json.Unmarshal(line, &r) == nil && r.Partition != nil {
-			records = append(records, spot{*r.Partition, r.Offset})
+		if r, _, ok := recordOf(line); ok {
+			records = append(records, r)
 		} else {
 			others = append(others, strings.TrimSpace(string(line)))
 		}
 	}
 	return records, others
+}
+
+// recordOf reads a line that tells of a record; member is who received it, if the process has several and says.
+func recordOf(line []byte) (r spot, member string, ok bool) {
+	if found := consoleLine.FindSubmatch(line); found != nil {
+		p, _ := strconv.ParseInt(string(found[1]), 10, 32)
+		o, _ := strconv.ParseInt(string(found[2]), 10, 64)
+		return spot{int32(p), o}, "", true
+	}
+	var said struct {
+		Partition *int32
+		Offset    int64
+		Member    string
+	}
+	if json.Unmarshal(line, &said) != nil || said.Partition == nil {
+		return spot{}, "", false
+	}
+	return spot{*said.Partition, said.Offset}, said.Member, true
 }
 
 // oldJVM is the high-level consumer of a release's jars.
@@ -246,7 +256,7 @@ func java44(protocol string) dialect {
 	return dialect{name: "Java 4.4 " + protocol, command: func(t *testing.T, j joining) *exec.Cmd {
 		args := []string{"--bootstrap-server", j.bootstrap, "--topic", j.topic, "--group", j.group, "--formatter-property", "print.partition=true",
 			"--formatter-property", "print.offset=true", "--command-property", "group.protocol=" + protocol, "--command-property", "auto.offset.reset=earliest",
-			"--command-property", "auto.commit.interval.ms=200"}
+			"--command-property", "auto.commit.interval.ms=200", "--command-property", "client.id=" + j.name}
 		if protocol == "classic" {
 			args = append(args, "--command-property", fmt.Sprintf("session.timeout.ms=%d", j.session.Milliseconds()), "--command-property", "heartbeat.interval.ms=500")
 		}

@@ -1,9 +1,12 @@
 package integration
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -44,18 +47,20 @@ type mixedGroup struct {
 	all      map[string]*groupMember // by name, gone ones included
 	live     map[string]*groupMember // by Kafka's protocols
 
-	mu      sync.Mutex
-	files   []string
-	grew    time.Time
-	longest time.Duration // in which nobody received anything
-	twice   []string      // two owners at one moment
-	stop    chan struct{}
-	watched sync.WaitGroup
+	mu       sync.Mutex
+	files    []*memberFile
+	grew     time.Time
+	longest  time.Duration   // in which nobody received anything
+	seen     check.Sightings // of owners, of all kinds
+	receipts []check.Receipt
+	control  *mixedGroup // a group of one member, which shows what the machine does to any; nil: none
+	stop     chan struct{}
+	watched  sync.WaitGroup
 }
 
 func newMixedGroup(t *testing.T, to target, id string) *mixedGroup {
 	g := &mixedGroup{t: t, to: to, id: id, conn: dialZK(t, strings.Split(to.zookeeper, ",")...), admin: kadm.NewClient(harness.Client(t, to.brokers)),
-		olds: map[string]bool{}, all: map[string]*groupMember{}, live: map[string]*groupMember{}, stop: make(chan struct{})}
+		seen: check.Sightings{Topic: id}, olds: map[string]bool{}, all: map[string]*groupMember{}, live: map[string]*groupMember{}, stop: make(chan struct{})}
 	harness.CreateTopic(t, to.brokers, id, mixedPartitions, to.replicas, nil)
 	return g
 }
@@ -65,7 +70,8 @@ func (g *mixedGroup) startOld() {
 	d := oldJVM("0.8.2.2", testtool.Kafka082)
 	d.idle, d.session = true, mixedSession
 	g.old = d.start(g.t, g.to, g.id, g.id, "old")
-	g.all["old"], g.files = g.old, append(g.files, g.old.file)
+	g.all["old"] = g.old
+	g.follow(g.old, false)
 	g.until("the old consumers' process is ready", func() error {
 		if _, others := g.old.received(g.t); len(others) == 0 {
 			return errors.New("not yet")
@@ -112,26 +118,75 @@ func (g *mixedGroup) load() {
 	}
 }
 
+// memberFile is what a member's process writes, as far as it was read.
+type memberFile struct {
+	path  string
+	owner string // its only member; "": its lines tell, or nobody knows
+	read  int64
+}
+
+// follow has the records of a member's process watched; named tells whether the owner is seen by the process's name.
+func (g *mixedGroup) follow(m *groupMember, named bool) {
+	f := &memberFile{path: m.file}
+	if named {
+		f.owner = m.name
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.files = append(g.files, f)
+}
+
 func (g *mixedGroup) watchFiles() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	now := time.Now()
 	for _, f := range g.files {
-		if info, err := os.Stat(f); err == nil && info.ModTime().After(g.grew) {
-			g.grew = info.ModTime()
+		data, err := readFrom(f.path, f.read)
+		if len(data) == 0 || err != nil {
+			continue
+		}
+		f.read += int64(len(data))
+		g.grew = time.Now()
+		type reader struct {
+			owner     string
+			partition int32
+		}
+		told := map[reader]bool{} // one receipt of each is enough for a look
+		for line := range bytes.Lines(data) {
+			r, member, ok := recordOf(line)
+			at := reader{cmp.Or(member, f.owner), r.partition}
+			if ok && at.owner != "" && !told[at] {
+				told[at] = true
+				g.receipts = append(g.receipts, check.Receipt{Owner: at.owner, Topic: g.id, Partition: at.partition, At: g.grew})
+			}
 		}
 	}
-	g.longest = max(g.longest, now.Sub(g.grew))
+	g.longest = max(g.longest, time.Since(g.grew))
 }
 
-// held is what a kind of member owns at one moment: the owner and since when.
-func (g *mixedGroup) oldOwners() (map[int32]string, error) {
+// readFrom returns the whole lines of a file behind an offset.
+func readFrom(path string, offset int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.NewSectionReader(f, offset, 1<<30))
+	return data[:bytes.LastIndexByte(data, '\n')+1], err
+}
+
+// oldOwner is who has a partition by its owner znode, and the change that made it so.
+type oldOwner struct {
+	name  string
+	since int64
+}
+
+func (g *mixedGroup) oldOwners() (map[int32]oldOwner, error) {
 	dir := "/consumers/" + g.id + "/owners/" + g.id
 	names, _, err := g.conn.Children(dir)
 	if errors.Is(err, zk.ErrNoNode) {
 		return nil, nil
 	}
-	owners := map[int32]string{}
+	owners := map[int32]oldOwner{}
 	for _, name := range names {
 		var p int32
 		if _, err := fmt.Sscan(name, &p); err != nil {
@@ -144,12 +199,14 @@ func (g *mixedGroup) oldOwners() (map[int32]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		owners[p] = fmt.Sprintf("%s since %d", data, stat.Czxid)
+		who := strings.TrimSuffix(strings.TrimPrefix(string(data), g.id+"_"), "-0")
+		owners[p] = oldOwner{who, stat.Czxid}
 	}
 	return owners, err
 }
 
-func (g *mixedGroup) newOwners() (map[int32]string, error) {
+// newOwners is who has each partition as the coordinator tells it, of the members by Kafka's protocols.
+func (g *mixedGroup) newOwners() (map[int32][]string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	g.asking.Lock()
@@ -163,36 +220,30 @@ func (g *mixedGroup) newOwners() (map[int32]string, error) {
 	if errors.Is(err, kerr.GroupIDNotFound) {
 		return nil, nil
 	}
-	owners := map[int32]string{}
+	owners := map[int32][]string{}
 	for _, m := range described[g.id].Members {
 		if strings.HasPrefix(m.ClientHost, "zookeeper") {
 			continue
 		}
 		for p := range m.Assignment[g.id] {
-			if was, twice := owners[p]; twice {
-				return nil, fmt.Errorf("partition %d is held by %s and by %s", p, was, m.MemberID)
-			}
-			owners[p] = m.MemberID
+			owners[p] = append(owners[p], m.ClientID)
 		}
 	}
 	return owners, err
 }
 
-// watchOwners finds a partition that an old consumer owned before and after a member by Kafka's protocols was seen to own it.
+// watchOwners notes who has each partition at one moment: that at which the coordinator tells it of the members by Kafka's protocols. An
+// owner znode that is the same before and after was there at that moment.
 func (g *mixedGroup) watchOwners() {
 	before, err := g.oldOwners()
-	if err != nil || len(before) == 0 {
-		return
-	}
-	others, err := g.newOwners()
-	if err != nil && !strings.Contains(err.Error(), "held by") {
-		return
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	if err != nil {
-		g.twice = append(g.twice, err.Error())
+		return
 	}
+	holders, err := g.newOwners()
+	if err != nil {
+		return
+	}
+	at := time.Now()
 	if _, err := g.conn.Sync("/"); err != nil { // that node may be behind the coordinator
 		return
 	}
@@ -200,11 +251,17 @@ func (g *mixedGroup) watchOwners() {
 	if err != nil {
 		return
 	}
+	if holders == nil {
+		holders = map[int32][]string{}
+	}
 	for p, who := range before {
-		if other, ok := others[p]; ok && after[p] == who {
-			g.twice = append(g.twice, fmt.Sprintf("partition %d is owned by %s and by %s", p, who, other))
+		if after[p] == who {
+			holders[p] = append(holders[p], who.name)
 		}
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.seen.Saw(at, holders)
 }
 
 // whole says why not every partition has an owner, among so many consumers of both kinds.
@@ -219,12 +276,14 @@ func (g *mixedGroup) whole(olds, news int) error {
 	}
 	by := map[string][]int32{}
 	for p, who := range a {
-		who, _, _ = strings.Cut(who, " since ")
-		by[who] = append(by[who], p)
+		by[who.name] = append(by[who.name], p)
 	}
 	haveOld := len(by)
 	for p, who := range b {
-		by[who] = append(by[who], p)
+		if len(who) > 1 {
+			return fmt.Errorf("partition %d is held by %v", p, who)
+		}
+		by[who[0]] = append(by[who[0]], p)
 	}
 	if len(a)+len(b) != mixedPartitions || haveOld != olds || len(by)-haveOld != news {
 		return fmt.Errorf("%d partitions are owned by %d old consumers, %d by %d others; want %d and %d owners of %d: %v", len(a), haveOld, len(b), len(by)-haveOld,
@@ -254,9 +313,7 @@ func (g *mixedGroup) join(d dialect, names ...string) {
 	for _, name := range names {
 		m := d.start(g.t, g.to, g.id, g.id, name)
 		g.all[name], g.live[name] = m, m
-		g.mu.Lock()
-		g.files = append(g.files, m.file)
-		g.mu.Unlock()
+		g.follow(m, !d.legacy)
 	}
 }
 
@@ -311,13 +368,43 @@ func (g *mixedGroup) finish() {
 			again[s.partition] += n - 1
 		}
 	}
-	if len(g.twice) > 0 {
-		g.t.Errorf("two owners: %s", strings.Join(g.twice[:min(len(g.twice), 5)], "; "))
+	owned := g.seen.Owned()
+	for _, f := range append(check.OneOwner(owned, -1), check.ReadByOwner(g.receipts, owned, 5*time.Second)...) {
+		g.t.Error(f)
 	}
-	g.t.Logf("%d records; received again, by partition: %v; the longest stop of the whole group: %v", len(acks), again, g.longest)
-	if g.longest > 5*time.Second && long() || g.longest > time.Minute {
-		g.t.Errorf("the group stood still for %v", g.longest)
+	g.t.Logf("%d records; received again, by partition: %v; %d intervals of ownership, %d looks at receipts; the longest stop of the whole group: %v", len(acks), again,
+		len(owned), len(g.receipts), g.longest)
+	if len(owned) == 0 || len(g.receipts) == 0 && g.old != nil {
+		g.t.Error("nobody was seen to own or to receive anything")
 	}
+	g.verifyStop()
+}
+
+// verifyStop holds the longest stop against the bound of 5 s: on a machine that also makes a group of one member, which nothing happens to,
+// stand still, as many times longer.
+func (g *mixedGroup) verifyStop() {
+	limit := time.Minute
+	if g.control != nil {
+		g.control.producer.Stop(g.t)
+		close(g.control.stop)
+		g.control.watched.Wait()
+		limit = 5 * time.Second
+		if !long() {
+			limit += 5 * g.control.longest
+		}
+		g.t.Logf("the longest stop of the group beside it: %v; limit %v", g.control.longest, limit)
+	}
+	if g.longest > limit {
+		g.t.Errorf("the group stood still for %v, limit %v", g.longest, limit)
+	}
+}
+
+// beside starts a group of one member that goes on through all of it, with a topic and a load of its own.
+func (g *mixedGroup) beside() {
+	g.control = newMixedGroup(g.t, g.to, g.id+"-beside")
+	g.control.join(careful("consumer"), "alone")
+	g.control.until("the group beside it", func() error { return g.control.whole(0, 1) })
+	g.control.load()
 }
 
 func careful(balancer string) dialect {
@@ -421,6 +508,7 @@ func TestRollingMoveThereAndBack(t *testing.T) {
 	g.startOld()
 	olds := []string{"a", "b", "c", "d", "e", "f"}
 	g.joinOld(olds...)
+	g.beside()
 	g.until("six old consumers", func() error { return g.whole(6, 0) })
 	g.load()
 	for i, old := range olds {

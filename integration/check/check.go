@@ -174,6 +174,40 @@ func OneOwner(owned []Ownership, slack time.Duration) []Fault {
 	return faults
 }
 
+// Sightings makes intervals of ownership of what was seen of a topic's owners, of all kinds of members at once, time after time. A
+// partition may be seen with several owners in one sighting: OneOwner with a slack below zero tells of it. Not safe for concurrent use.
+type Sightings struct {
+	Topic string
+
+	owned []Ownership
+	now   map[sighted]int // those of the last sighting: where they are in owned
+}
+
+type sighted struct {
+	partition int32
+	owner     string
+}
+
+// Saw notes who held what at a moment, which is after that of the last call. Who is seen twice in a row has held it in between.
+func (s *Sightings) Saw(at time.Time, holders map[int32][]string) {
+	now := map[sighted]int{}
+	for p, owners := range holders {
+		for _, owner := range owners {
+			k := sighted{p, owner}
+			i, before := s.now[k]
+			if !before {
+				i = len(s.owned)
+				s.owned = append(s.owned, Ownership{Owner: owner, Topic: s.Topic, Partition: p, From: at})
+			}
+			s.owned[i].To, now[k] = at, i
+		}
+	}
+	s.now = now
+}
+
+// Owned returns the intervals, from the first to the last sighting of each.
+func (s *Sightings) Owned() []Ownership { return s.owned }
+
 // Receipt is a record that a member had received at the time given or a little before.
 type Receipt struct {
 	Owner     string

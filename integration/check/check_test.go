@@ -127,6 +127,43 @@ func TestOneOwner(t *testing.T) {
 	}
 }
 
+// Members of all kinds are one group: a partition that one has by a znode and another by its assignment, a record that both get, is
+// caught by what was seen of either.
+func TestSightingsOfAllKinds(t *testing.T) {
+	start := time.Unix(1000, 0)
+	second := func(n int) time.Time { return start.Add(time.Duration(n) * time.Second) }
+	for _, c := range []struct {
+		name            string
+		seen            []map[int32][]string // a second apart
+		reads           map[int]string       // who received from partition 0, by second
+		owners, readers int                  // faults
+	}{
+		{"handed over", []map[int32][]string{{0: {"zookeeper"}, 1: {"consumer"}}, {0: {"zookeeper"}}, {}, {0: {"consumer"}}, {0: {"consumer"}}, {0: {"consumer"}}},
+			map[int]string{0: "zookeeper", 2: "zookeeper", 4: "consumer", 5: "consumer"}, 0, 0},
+		{"there and back", []map[int32][]string{{0: {"zookeeper"}}, {0: {"consumer"}}, {0: {"zookeeper"}}}, nil, 0, 0},
+		{"two at one moment", []map[int32][]string{{0: {"zookeeper"}}, {0: {"zookeeper", "consumer"}}, {0: {"consumer"}}}, nil, 1, 0},
+		{"two from the beginning", []map[int32][]string{{0: {"classic", "consumer"}}}, nil, 1, 0},
+		{"three", []map[int32][]string{{0: {"classic", "consumer", "zookeeper"}}, {0: {"classic", "consumer", "zookeeper"}}}, nil, 3, 0},
+		{"who lost it reads on", []map[int32][]string{{0: {"zookeeper"}}, {0: {"consumer"}}, {0: {"consumer"}}, {0: {"consumer"}}, {0: {"consumer"}}},
+			map[int]string{2: "consumer", 4: "zookeeper"}, 0, 1},
+	} {
+		s := Sightings{Topic: "t"}
+		var receipts []Receipt
+		for i, holders := range c.seen {
+			s.Saw(second(i), holders)
+			if who := c.reads[i]; who != "" {
+				receipts = append(receipts, Receipt{Owner: who, Topic: "t", Partition: 0, At: second(i)})
+			}
+		}
+		if got := OneOwner(s.Owned(), -1); len(got) != c.owners {
+			t.Errorf("%s: %v, want %d faults", c.name, got, c.owners)
+		}
+		if got := ReadByOwner(receipts, s.Owned(), 2*time.Second); len(got) != c.readers {
+			t.Errorf("%s: %v, want %d faults", c.name, got, c.readers)
+		}
+	}
+}
+
 func TestReadByOwner(t *testing.T) {
 	start := time.Unix(1000, 0)
 	second := func(n float64) time.Time { return start.Add(time.Duration(n * float64(time.Second))) }
