@@ -67,7 +67,8 @@ func newMixedGroup(t *testing.T, to target, id string) *mixedGroup {
 
 // startOld starts the process with all consumers by ZooKeeper that joinOld has join.
 func (g *mixedGroup) startOld() {
-	d := oldJVM("0.8.2.2", testtool.Kafka082)
+	// A consumer that is told to leave while it rebalances fails four attempts first, with this pause after each (2 s).
+	d := oldJVM("0.8.2.2", testtool.Kafka082, "rebalance.backoff.ms=400")
 	d.idle, d.session = true, mixedSession
 	g.old = d.start(g.t, g.to, g.id, g.id, "old")
 	g.all["old"] = g.old
@@ -309,7 +310,7 @@ func (g *mixedGroup) leaveOld(name string) {
 }
 
 func (g *mixedGroup) join(d dialect, names ...string) {
-	d.session = mixedSession
+	d.session = cmp.Or(d.session, mixedSession)
 	for _, name := range names {
 		m := d.start(g.t, g.to, g.id, g.id, name)
 		g.all[name], g.live[name] = m, m
@@ -439,7 +440,10 @@ func TestMembersOfAllKinds(t *testing.T) {
 	g.joinOld("a", "b", "c")
 	g.until("three old consumers", func() error { return g.whole(3, 0) })
 	g.load()
-	g.join(careful("range"), "f1", "f2")
+	mortal := careful("range")
+	mortal.session = mixedSession / 2 // it is to be killed
+	g.join(careful("range"), "f1")
+	g.join(mortal, "f2")
 	g.until("with two classic members", func() error { return g.whole(3, 2) })
 	g.join(java44("consumer"), "j1", "j2")
 	g.until("with two consumer members", func() error { return g.whole(3, 4) })
@@ -558,6 +562,7 @@ func TestOtherOldConsumersMix(t *testing.T) {
 			g.leave("new1")
 			g.until("with one", func() error { return g.whole(2, 1) })
 			g.finish()
+			t.Log(g.explained())
 		})
 	}
 }

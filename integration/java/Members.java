@@ -26,7 +26,8 @@ import org.apache.log4j.spi.ThrowableInformation;
  * Any number of high-level consumers of one group in one JVM, by the jars of Apache Kafka 0.8.1.1 to 1.1.1. Commands come on
  * standard input, a line each: "join NAME" and "leave NAME"; its end shuts all down. It writes one JSON line for each record,
  * {"member":m,"partition":p,"offset":o,"at":ms}, and lines with "event": ready, joining, joined, left, and what the consumers
- * log of themselves: attempt (a rebalance begins), failed (an attempt), gaveup (ConsumerRebalanceFailedException). With --trace true
+ * log of themselves: attempt (a rebalance begins), failed (an attempt), trouble (why), gaveup
+ * (ConsumerRebalanceFailedException). With --trace true
  * also whatever else they log of themselves (trace), and each offset that ZooKeeper has acknowledged to them (wrote).
  */
 public final class Members {
