@@ -250,7 +250,7 @@ func (c *Coordinator) joinConsumer(g *group, r Request, req *kmsg.JoinGroupReque
 		c.fail(r, kerr.InconsistentGroupProtocol)
 		return
 	}
-	in, session := g.cur().Instance(m.Instance), ms(m.SessionMs)
+	session := ms(m.SessionMs)
 	switch {
 	case m.ID == "" && m.Instance != "":
 		m.ID = m.Instance + "-" + r.Kafka.Nonce
@@ -261,8 +261,12 @@ func (c *Coordinator) joinConsumer(g *group, r Request, req *kmsg.JoinGroupReque
 			return
 		}
 	}
+	upgrades := !g.modern() && len(g.members()) > 0
+	if upgrades { // before anybody else could: this member may be one of those that keep what they have
+		c.upgrade(g, who(m)+" joined")
+	}
 	old := g.cur().Member(m.ID)
-	if in != nil {
+	if in := g.cur().Instance(m.Instance); in != nil {
 		old = in
 	}
 	t := telling{req: r, member: m.ID, owned: c.owned(meta), heard: true}
@@ -274,7 +278,7 @@ func (c *Coordinator) joinConsumer(g *group, r Request, req *kmsg.JoinGroupReque
 			m.Consumer.Epoch, m.Consumer.Previous = 0, 0
 		}
 	}
-	changed := old == nil || m.Consumer.Regex != "" || !slices.Equal(m.Consumer.Topics, topicsOf(meta))
+	changed := upgrades || old == nil || m.Consumer.Regex != "" || !slices.Equal(m.Consumer.Topics, topicsOf(meta))
 	if changed && c.await(g, r) {
 		return
 	}
