@@ -181,3 +181,35 @@ func TestExpiryMeetsCommit(t *testing.T) {
 	s.release()
 	s.wantLeft("after", "g/a")
 }
+
+// TestOffsetsOfAMixedGroup: what members by Kafka's protocol do not read, consumers by ZooKeeper may.
+func TestOffsetsOfAMixedGroup(t *testing.T) {
+	s := expiryStage(t)
+	s.apply(&pb.Command{Body: &pb.Command_PutGroup{PutGroup: &pb.PutGroup{Group: "g", Generation: 2, State: pb.GroupState_GROUP_STABLE, ProtocolType: "consumer",
+		Protocol: "uniform", Consumer: true, Members: []*pb.GroupMember{{Id: "m", Client: "c", Host: "h", SessionMs: int32((200 * hour).Milliseconds()), RebalanceMs: 60_000,
+			Consumer: &pb.ConsumerMember{Epoch: 2, Previous: 2, Topics: []string{"other"}}}}}}})
+	s.mind = NewCoordinator(s.cfg)
+	for _, path := range []string{"/consumers/g", "/consumers/g/ids"} {
+		s.apply(&pb.Command{Body: &pb.Command_CreateZnode{CreateZnode: &pb.CreateZnode{Path: path}}})
+	}
+	s.apply(&pb.Command{Body: &pb.Command_CreateZnode{CreateZnode: &pb.CreateZnode{Path: "/consumers/g/ids/c", Data: []byte("{}")}}})
+	s.commit(commit{group: "g", topic: "t", member: "m", generation: 2})
+	s.pass(30 * hour)
+	s.wantLeft("while the consumer by ZooKeeper lives", "g/t")
+	s.apply(&pb.Command{Body: &pb.Command_DeleteZnode{DeleteZnode: &pb.DeleteZnode{Path: "/consumers/g/ids/c", Version: -1}}})
+	s.pass(2 * time.Minute)
+	s.wantLeft("when it has gone")
+}
+
+// TestOffsetsOfAJoiningMember: a member that is on its way into an empty group finds what is there.
+func TestOffsetsOfAJoiningMember(t *testing.T) {
+	s := expiryStage(t)
+	s.commit(commit{group: "g", topic: "t"})
+	s.pass(9 * hour)
+	s.tell(parse("join a v=5 session=360000")) // it was given an id (79) and has not come back yet
+	s.pass(5 * hour)
+	s.wantLeft("while it is on its way", "g/t")
+	s.tell(parse("leave a"))
+	s.pass(2 * time.Minute)
+	s.wantLeft("when it did not come")
+}
