@@ -180,6 +180,17 @@ func TestExpiryMeetsCommit(t *testing.T) {
 	s.commit(commit{group: "g", topic: "a"})
 	s.release()
 	s.wantLeft("after", "g/a")
+
+	s.hold = true
+	s.pass(10*hour + time.Minute)
+	if len(s.held) == 0 {
+		t.Fatal("nothing was proposed")
+	}
+	for _, path := range []string{"/consumers/g/ids", "/consumers/g/ids/c"} {
+		s.apply(&pb.Command{Body: &pb.Command_CreateZnode{CreateZnode: &pb.CreateZnode{Path: path, Data: []byte("{}")}}})
+	}
+	s.release()
+	s.wantLeft("after a consumer came", "g/a")
 }
 
 // TestOffsetsOfAMixedGroup: what members by Kafka's protocol do not read, consumers by ZooKeeper may.

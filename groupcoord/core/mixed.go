@@ -590,10 +590,13 @@ func digestPool(pool []planMember) string {
 }
 
 func poolText(pool []planMember, members int) string {
-	if len(pool) == 0 {
-		return "no member by Kafka's protocol reads their topics"
+	switch {
+	case len(pool) == 0:
+		return "no topic is read by members of both kinds any more"
+	case members == 1 && len(pool) == 1:
+		return "the member by Kafka's protocol counts as a thread"
 	}
-	return fmt.Sprintf("the %d members by Kafka's protocol count as %d threads", members, len(pool))
+	return fmt.Sprintf("members by Kafka's protocol: %d, which count as %d threads", members, len(pool))
 }
 
 // takeOver makes a group whose leader assigns one that the coordinator assigns, for a znode consumer has come.
