@@ -102,9 +102,26 @@ func aheadThenStop(t *testing.T) bool {
 		}
 		return n == 2
 	})
+	// It is sent without a commit index: a follower applies up to its last entry, and nobody has decided this one.
+	for _, f := range c.up() {
+		if got := f.inst.Load().r.CommitIndex(); got > last && mine() {
+			t.Fatalf("%s counts entry %d as committed", f.id, got)
+		}
+	}
 	if !mine() {
 		c.stopAll()
 		return false
+	}
+	f := c.follower()
+	sends := func() int { // to how many others it has sent, ever
+		f.ahead.mu.Lock()
+		defer f.ahead.mu.Unlock()
+		return len(f.ahead.loops)
+	}
+	before := sends()
+	f.aheadOf(entry, last, prev.Term)
+	if n := sends(); n != before {
+		t.Errorf("a follower sends entries to %d others", n-before)
 	}
 	if got := l.inst.Load().r.CommitIndex(); got > last {
 		t.Fatalf("the leader counts entry %d as committed, and has not written it", got)
