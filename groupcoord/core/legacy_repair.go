@@ -136,7 +136,10 @@ func (c *Coordinator) adoptFence(f *state.Fence) {
 
 // unfenced lists the connections that are to be cut off from a partition before it gets another owner: they fetched it when the session of
 // its last one expired, and may go on. Only those whose client id is the group, as with old JVM consumers that set none, are
-// surely of the group: others on the same machine may fetch the same partition.
+// surely of the group: others on the same machine may fetch the same partition. That a client id and address committed the partition in the
+// group while its member owned it does not tell either: kafka-node's and pykafka's ids are the same for all, and when the member's process
+// died, the one connection left under them is somebody else's. It would take a registry that remembers closed connections for as long as a
+// session lasts.
 func (c *Coordinator) unfenced(g *legacyGroup, tp id.TopicPartition, claimer string) []Fetcher {
 	f := g.fetchers[tp]
 	if f == nil || f.member == claimer || !c.v.GateOn(g.name, state.GateFence) {
