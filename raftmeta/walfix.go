@@ -28,7 +28,7 @@ import (
 //   - Close leaves the meta store open, and with it its lock.
 func openWAL(dir string, segmentBytes int, log *slog.Logger) (*walLog, error) {
 	meta := &metadb.BoltMetaDB{}
-	filer := &walFiler{SegmentFiler: segment.NewFiler(dir, fs.New())}
+	filer := &walFiler{SegmentFiler: segment.NewFiler(dir, walFS{fs.New()})}
 	filer.idle = sync.NewCond(&filer.mu)
 	if err := finishRotation(dir, meta, filer.SegmentFiler, segmentBytes, log); err != nil {
 		return nil, errors.Join(fmt.Errorf("raftmeta: repair log %s: %w", dir, err), meta.Close())

@@ -79,7 +79,10 @@ func (osFS) Lock(name string) (io.Closer, error) {
 type osFile struct{ *os.File }
 
 // Sync is fdatasync: it flushes the size too, but not the modification time.
-func (f osFile) Sync() error {
+func (f osFile) Sync() error { return Datasync(f.File) }
+
+// Datasync is File.Sync for a file that is not of this package.
+func Datasync(f *os.File) error {
 	conn, err := f.SyscallConn()
 	if err != nil {
 		return err
