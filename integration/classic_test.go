@@ -166,7 +166,7 @@ func TestConsumerGroupLosesItsCoordinator(t *testing.T) {
 
 func loseCoordinators(t *testing.T, balancer kgo.GroupBalancer, more ...kgo.Opt) {
 	const partitions, members = 12, 6
-	rounds := 4
+	rounds := 2 // each step by itself: TestCoordinatorLost
 	if long() {
 		rounds = 30
 	}

@@ -399,32 +399,40 @@ func (s *scene) refused(z zombie, codes ...*kerr.Error) {
 
 // tale checks the coordinator's own account of the group: the generations of each kind rise.
 func (s *scene) tale(admin string) error {
-	resp, err := http.Get("http://" + admin + "/v1/groups/" + s.group + "/rebalances")
+	rebalances, err := explained(admin, s.group)
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close()
-	var got struct {
-		Rebalances []struct {
-			Generation int32
-			Kind       string
-			Cause, Why string
-		}
-	}
-	if err := json.NewDecoder(resp.Body).Decode(&got); err != nil {
-		return err
-	}
-	if len(got.Rebalances) == 0 {
+	if len(rebalances) == 0 {
 		return errors.New("no rebalance is explained")
 	}
 	last := map[string]int32{}
-	for _, r := range got.Rebalances {
+	for _, r := range rebalances {
 		if was, ok := last[r.Kind]; ok && r.Generation <= was {
 			return fmt.Errorf("generation %d after %d (%s: %s)", r.Generation, was, r.Cause, r.Why)
 		}
 		last[r.Kind] = r.Generation
 	}
 	return nil
+}
+
+// rebalance is one that a node explains.
+type rebalance struct {
+	Generation       int32
+	Kind, Cause, Why string
+	Holds            []string
+}
+
+// explained returns the account that a node gives of a group's last rebalances, oldest first.
+func explained(admin, group string) ([]rebalance, error) {
+	resp, err := http.Get("http://" + admin + "/v1/groups/" + group + "/rebalances")
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	var got struct{ Rebalances []rebalance }
+	err = json.NewDecoder(resp.Body).Decode(&got)
+	return got.Rebalances, err
 }
 
 // peer is a client's connection to the coordinator, whoever that is.
