@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -27,6 +28,10 @@ const (
 
 	copyBelow = 16 << 10 // payloads below are copied into the batch's buffer, larger ones are written from where they are
 	grown     = 1 << 20  // scratch above this size is not kept for the next batch
+
+	// A caller writes its frame itself when nothing was written for calmAfter: to wake another goroutine, and often another thread,
+	// for it is most of what a small message costs. On a busy connection frames are gathered by the writer instead.
+	calmAfter = 250 * time.Microsecond
 )
 
 // batch is what the next write to the socket carries.
@@ -35,6 +40,7 @@ type batch struct {
 	scratch []byte      // scratch[sealed:] comes after segs
 	sealed  int
 	bytes   int
+	written int // bytes of scratch that are on the socket already
 }
 
 func (b *batch) add(head []byte, payload [][]byte) {
@@ -61,16 +67,18 @@ func (b *batch) seal() {
 func (b *batch) reset() {
 	clear(b.segs)
 	b.segs = b.segs[:0]
-	b.scratch, b.sealed, b.bytes = b.scratch[:0], 0, 0
+	b.scratch, b.sealed, b.bytes, b.written = b.scratch[:0], 0, 0, 0
 	if cap(b.scratch) > grown {
 		b.scratch = nil
 	}
 }
 
-// conn writes frames to one socket from one goroutine (run), which takes everything queued in one system call: so many
-// callers share writes, and no caller is ever held in one by a peer that has stopped reading.
+// conn writes frames to one socket: from one goroutine (runWriter), which takes everything queued in one system call, so many
+// callers share writes; or from the caller, when the connection is calm and the socket takes the frame at once. No caller is ever held
+// in a write by a peer that has stopped reading.
 type conn struct {
 	nc           net.Conn
+	raw          syscall.RawConn // nil: only runWriter writes
 	writeTimeout time.Duration
 	limit        int
 	ctx          context.Context // ended by fail
@@ -79,11 +87,18 @@ type conn struct {
 
 	mu      sync.Mutex
 	queued  *batch
+	spare   *batch        // nil while writing
 	drained chan struct{} // closed when a full queue has been taken; nil when nobody waits
+	writing bool          // somebody has taken a batch; who has looks at the queue again when it is written
+	begun   *batch        // that batch, for runWriter to go on with: the socket did not take all of it
+	wrote   time.Time     // when the last batch was
 }
 
 func newConn(ctx context.Context, nc net.Conn, cfg *Config) *conn {
-	c := &conn{nc: nc, writeTimeout: cfg.WriteTimeout, limit: cfg.MaxQueuedBytes, wake: make(chan struct{}, 1), queued: &batch{}}
+	c := &conn{nc: nc, writeTimeout: cfg.WriteTimeout, limit: cfg.MaxQueuedBytes, wake: make(chan struct{}, 1), queued: &batch{}, spare: &batch{}}
+	if t, ok := nc.(*net.TCPConn); ok { // whatever wraps one, as TLS does, is to see every byte
+		c.raw, _ = t.SyscallConn() // an error: closed already, as the first write will find out
+	}
 	c.ctx, c.cancel = context.WithCancelCause(ctx)
 	return c
 }
@@ -119,8 +134,7 @@ func (c *conn) enqueue(ctx context.Context, typ byte, call uint64, fixed []byte,
 		if c.queued.bytes == 0 || c.queued.bytes+n <= c.limit {
 			c.queued.add(head[:], nil)
 			c.queued.add(fixed, payload)
-			c.mu.Unlock()
-			c.awake()
+			c.sendLocked()
 			return nil
 		}
 		if c.drained == nil {
@@ -148,6 +162,71 @@ func (c *conn) push(typ byte, call uint64, fixed []byte) {
 	c.awake()
 }
 
+// sendLocked has what is queued written, and unlocks.
+func (c *conn) sendLocked() {
+	if c.writing {
+		c.mu.Unlock()
+		return
+	}
+	if c.raw == nil || len(c.queued.segs) > 0 || time.Since(c.wrote) < calmAfter {
+		c.mu.Unlock()
+		c.awake()
+		return
+	}
+	b := c.takeLocked()
+	c.mu.Unlock()
+	if err := c.tryWrite(b); err != nil {
+		c.fail(fmt.Errorf("write: %w", err)) // it was queued: the caller learns it as from a write by runWriter
+		return
+	}
+	c.mu.Lock()
+	more := c.queued.bytes > 0
+	if b.written < len(b.scratch) {
+		c.begun, more = b, true
+	} else {
+		c.doneLocked(b)
+	}
+	c.mu.Unlock()
+	if more {
+		c.awake()
+	}
+}
+
+// tryWrite writes what the socket takes without waiting.
+func (c *conn) tryWrite(b *batch) error {
+	var err error
+	end := c.raw.Write(func(fd uintptr) bool {
+		var n int
+		for {
+			if n, err = syscall.Write(int(fd), b.scratch); err != syscall.EINTR {
+				break
+			}
+		}
+		b.written = max(n, 0)
+		return true
+	})
+	if err == syscall.EAGAIN {
+		err = nil
+	}
+	return errors.Join(end, err)
+}
+
+// takeLocked takes what is queued; its owner writes it and calls doneLocked.
+func (c *conn) takeLocked() *batch {
+	b := c.queued
+	c.queued, c.spare, c.writing = c.spare, nil, true
+	if c.drained != nil {
+		close(c.drained)
+		c.drained = nil
+	}
+	return b
+}
+
+func (c *conn) doneLocked(b *batch) {
+	b.reset()
+	c.spare, c.writing, c.wrote = b, false, time.Now()
+}
+
 func (c *conn) awake() {
 	select {
 	case c.wake <- struct{}{}:
@@ -164,7 +243,6 @@ func frameHeader(typ byte, call uint64, n int) (head [4 + frameHead]byte) {
 
 // runWriter writes until the connection fails. Its caller owns the goroutine.
 func (c *conn) runWriter() {
-	spare := &batch{}
 	for {
 		select {
 		case <-c.wake:
@@ -173,23 +251,23 @@ func (c *conn) runWriter() {
 		}
 		for {
 			c.mu.Lock()
-			b := c.queued
-			if b.bytes == 0 {
-				c.mu.Unlock()
-				break
-			}
-			c.queued = spare
-			if c.drained != nil {
-				close(c.drained)
-				c.drained = nil
+			b := c.begun
+			c.begun = nil
+			if b == nil {
+				if c.writing || c.queued.bytes == 0 {
+					c.mu.Unlock()
+					break
+				}
+				b = c.takeLocked()
 			}
 			c.mu.Unlock()
 			if err := c.write(b); err != nil {
 				c.fail(fmt.Errorf("write: %w", err))
 				return
 			}
-			b.reset()
-			spare = b
+			c.mu.Lock()
+			c.doneLocked(b)
+			c.mu.Unlock()
 		}
 	}
 }
@@ -199,9 +277,14 @@ func (c *conn) write(b *batch) error {
 	if err := c.nc.SetWriteDeadline(time.Now().Add(c.writeTimeout)); err != nil {
 		return err
 	}
+	if b.written > 0 { // by tryWrite, which takes only what is in scratch
+		b.segs[0] = b.segs[0][b.written:]
+	}
 	segs := b.segs // WriteTo moves the slice it is given
-	_, err := segs.WriteTo(c.nc)
-	return err
+	if _, err := segs.WriteTo(c.nc); err != nil {
+		return err
+	}
+	return c.nc.SetWriteDeadline(time.Time{}) // for tryWrite, which an old one would refuse
 }
 
 // frame is one received frame; body is the receiver's own.

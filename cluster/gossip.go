@@ -22,7 +22,7 @@ import (
 type GossipConfig struct {
 	// Seeds are cluster addresses, "host:port", of which any one leads to all peers.
 	Seeds []string
-	// Gossip, Probe and PushPull are memberlist's intervals. Defaults 1 s, 2 s, 15 s: discovery is not liveness.
+	// Gossip, Probe and PushPull are memberlist's intervals. Defaults 1 s, 5 s, 30 s: discovery is not liveness.
 	Gossip, Probe, PushPull time.Duration
 }
 
@@ -33,8 +33,8 @@ func (c GossipConfig) withDefaults() GossipConfig {
 		}
 	}
 	def(&c.Gossip, time.Second)
-	def(&c.Probe, 2*time.Second)
-	def(&c.PushPull, 15*time.Second)
+	def(&c.Probe, 5*time.Second)
+	def(&c.PushPull, 30*time.Second)
 	return c
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/barnabas-mq/barnabas/internal/clock"
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/internal/lease"
 	"github.com/barnabas-mq/barnabas/internal/vfs"
@@ -277,15 +278,16 @@ func (m *Manager) WaitsFor() []id.BrokerID {
 
 // housekeep shrinks ISRs, opens failed replicas again, forgets idle producers, and notices a new incarnation.
 func (m *Manager) housekeep(ctx context.Context) {
-	tick := time.NewTicker(m.cfg.checkEvery())
-	defer tick.Stop()
+	beat := clock.NewBeat(m.deps.Clock, m.cfg.checkEvery())
+	defer beat.Stop()
 	_, epoch := m.deps.Self()
 	expire := m.logNow() + expireEvery.Milliseconds()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-beat.C:
+			beat.Next()
 		}
 		if _, e := m.deps.Self(); e != epoch {
 			epoch = e

@@ -215,8 +215,17 @@ func (t *term) loop() {
 		for _, dec := range decisions {
 			t.wg.Go(func() { t.propose(dec) })
 		}
-		timer.Reset(max(next-now, time.Millisecond))
+		timer.Reset(t.pause(next - now))
 	}
+}
+
+// pause is when to decide again if it is due within next: on the beat of the reports, when this node is awake in any case, unless
+// something falls due before.
+func (t *term) pause(next time.Duration) time.Duration {
+	if beat := clock.UntilBeat(t.d.cfg.Clock, controller.DecideEvery); beat >= controller.DecideEvery/8 { // else a timer that was early
+		next = min(next, beat)
+	}
+	return max(next, time.Millisecond)
 }
 
 func (t *term) propose(dec controller.Decision) {

@@ -297,3 +297,25 @@ func TestProbeStopsAtAnAnswer(t *testing.T) {
 		}
 	})
 }
+
+type stillClock time.Duration
+
+func (stillClock) Now() time.Time        { return time.Time{} }
+func (c stillClock) Boot() time.Duration { return time.Duration(c) }
+
+// The controller decides on the beat, before it when something falls due, and not at once again when its timer was early.
+func TestDecidesOnTheBeat(t *testing.T) {
+	const ms = time.Millisecond
+	for _, c := range []struct{ boot, next, want time.Duration }{
+		{1000 * ms, 200 * ms, 200 * ms},
+		{1086 * ms, 200 * ms, 114 * ms},
+		{1086 * ms, 30 * ms, 30 * ms},
+		{1199 * ms, 200 * ms, 200 * ms},
+		{1000 * ms, 0, ms},
+	} {
+		tm := &term{d: &Controller{cfg: ControllerConfig{Clock: stillClock(c.boot)}}}
+		if got := tm.pause(c.next); got != c.want {
+			t.Errorf("at %v, due within %v: %v, want %v", c.boot, c.next, got, c.want)
+		}
+	}
+}

@@ -32,8 +32,9 @@ import (
 const (
 	// HideAfter is how long a fenced broker keeps its znode: old clients rebalance on every change of /brokers/ids.
 	HideAfter = 6 * time.Second
-	// Quiet is how long a live broker may be silent before it is worth asking whether its port refuses connections.
-	Quiet = 2 * lease.ReportEvery
+	// Quiet is how long a live broker may be silent before it is worth asking whether its port refuses connections: two reports,
+	// less what they come after the beat on which Decide is called.
+	Quiet = 2*lease.ReportEvery - lease.ReportEvery/10
 	// DecideEvery is the longest time between two calls of Decide; after a longer gap than lease.Settle the controller
 	// takes it that it was stopped.
 	DecideEvery = lease.ReportEvery
