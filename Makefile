@@ -53,7 +53,7 @@ lint: ## gofmt, vet, staticcheck, import arrows and purity; lists the largest fu
 	@$(GO) run ./tools/largest
 
 chaos-groups: tools ## the fault scenarios of groups at full length
-	BARNABAS_LONG=1 $(GO) run ./tools/gotest -timeout 60m -p 1 -run 'TestClassicGroupLosesItsCoordinator|TestSessionsOverKilledLeaders|TestZombieCommit|TestOldMember' ./integration
+	BARNABAS_LONG=1 $(GO) run ./tools/gotest -timeout 60m -p 1 -run 'TestCoordinatorLost|TestClassicGroupLosesItsCoordinator|TestConsumerGroupLosesItsCoordinator|TestRollingMove|TestSessionsOverKilledLeaders|TestZombieCommit|TestOldMember' ./integration
 
 fuzz: ## run each fuzz target for a while (FUZZ=20s)
 	@tools/fuzz.sh $(FUZZ)

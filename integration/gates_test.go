@@ -289,7 +289,12 @@ func gateCommit(s *scene, off bool) {
 }
 
 func gateDialect(s *scene, off bool) {
-	s.pair()
+	s.mkdirs()
+	a := s.elder("a", true)
+	a.register()
+	for p := range int32(lostPartitions) {
+		a.claim(p)
+	}
 	python := s.elder("python", true)
 	begun := time.Now()
 	err := python.create("register", s.ids()+"/"+python.id, []byte(lostTopic)) // as pykafka does
