@@ -357,3 +357,24 @@ func TestTextsThatAreNone(t *testing.T) {
 		t.Fatalf("%d members, %d requests open\n%s", len(row.Members), len(s.open), s.out.String())
 	}
 }
+
+// A put that the state refuses though nothing has changed is decided again with pauses, and not for ever: its member is told to look for the
+// coordinator again. (The two disagree here because the test's engine gives what a znode consumer owns.)
+func TestARefusedPutIsNotRepeatedForEver(t *testing.T) {
+	all := func(_ *state.View, _ string, row *state.Topic) []int32 { return numbers(row.Partitions) }
+	s := newStory(t, Config{InitialDelay: -1, Settle: -1, Hooks: Hooks{Universe: all, Free: func(*state.View, string, id.TopicID, int32) bool { return true },
+		Refuse: func(*state.View, string) string { return "" }, Mixed: func(*state.View, string) bool { return false }}})
+	s.grow("t", 1)
+	for _, path := range []string{"/consumers/g", "/consumers/g/owners", "/consumers/g/owners/t", "/consumers/g/owners/t/0"} {
+		s.must(&pb.Command{Body: &pb.Command_CreateZnode{CreateZnode: &pb.CreateZnode{Path: path, Data: []byte("x-0")}}})
+	}
+	before := s.index
+	s.tell(parse("beat a reads=t"))
+	s.advance(5 * time.Second)
+	if tries := int(s.index - before); tries < 2 || tries > 2*maxRetries {
+		t.Errorf("%d puts in 5 s", tries)
+	}
+	if got := s.said(); !strings.Contains(got, "> a: COORDINATOR_NOT_AVAILABLE") {
+		t.Errorf("the member was told %q", got)
+	}
+}

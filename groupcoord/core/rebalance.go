@@ -262,7 +262,9 @@ func (c *Coordinator) settled(g *group, res *statepb.Result) {
 		g.retries = 0
 		c.stands(g, p)
 	case g.retries < maxRetries && (res.Code == statepb.Code_STALE || res.Code == statepb.Code_STALE_TERM):
-		if res.Code == statepb.Code_STALE_TERM {
+		// Refused although the row is the one that was decided on: decided again at once, it would be refused again.
+		same := g.row != nil && g.row.Version == p.row.Version
+		if res.Code == statepb.Code_STALE_TERM || same {
 			g.retries++
 			g.retryAt = c.mark(c.now + retryAfter)
 		}
