@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -46,11 +47,12 @@ type stage struct {
 	gens    map[string]int32  // newest generation that a name was told
 	onReply func(name string, r Request, resp kmsg.Response, res *pb.Result)
 	onApply func(*state.View, []state.Change)
+	counted map[string]int // rebalances by kind and reason
 }
 
 func newStage(t testing.TB, cfg Config) *stage {
 	s := &stage{t: t, cfg: cfg, s: state.New(), term: 1, open: map[RequestID]Request{}, names: map[RequestID]string{},
-		members: map[string]string{}, gens: map[string]int32{}}
+		members: map[string]string{}, gens: map[string]int32{}, counted: map[string]int{}}
 	s.apply(&pb.Command{Body: &pb.Command_Bootstrap{Bootstrap: &pb.Bootstrap{ClusterId: "c", Level: 1}}})
 	s.mind = NewCoordinator(cfg)
 	s.expire()
@@ -82,6 +84,9 @@ func (s *stage) row() *state.Group {
 
 func (s *stage) act(acts []Action) {
 	for _, a := range acts {
+		if a.Count != nil && a.Count.Gate == "" {
+			s.counted[a.Count.Kind+" "+a.Count.Reason]++
+		}
 		if a.Note != nil {
 			fmt.Fprintf(&s.out, "> log: %s", a.Note.Message)
 			for i := 0; i+1 < len(a.Note.Args); i += 2 {
@@ -464,4 +469,17 @@ func TestStories(t *testing.T) {
 		s := newStage(t, cfg)
 		return func(l line) string { s.tell(l); return s.said() }
 	})
+}
+
+// Each rebalance is counted once, by whose members it was and why.
+func TestRebalancesAreCounted(t *testing.T) {
+	s := newStory(t, Config{InitialDelay: -1, Settle: -1})
+	s.grow("t", 2)
+	for _, text := range []string{"enter d", "enter d", "sync d", "beat c reads=t", "enter d", "sync d", "beat c", "beat c epoch=-1", "enter d", "sync d", "leave d"} {
+		s.tell(parse(text))
+	}
+	want := map[string]int{"classic join": 1, "consumer join": 1, "classic leave": 2}
+	if !maps.Equal(s.counted, want) {
+		t.Errorf("%v, want %v\n%s", s.counted, want, s.said())
+	}
 }

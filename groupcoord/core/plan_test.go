@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -313,4 +314,16 @@ func TestPoolOfRangeIsATail(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Java and JavaScript sort by UTF-16 units: what is beyond the first plane comes before U+FFFF, and behind it by bytes.
+func TestThreadsAreSortedAsByTheirClients(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		want int
+	}{{"g_\uffee-0", "g_\U00010000-0", 1}, {"g_a-10", "g_a-2", -1}, {"g_a", "g_a-0", -1}, {"g_\u00e9", "g_z", 1}, {"g_a", "g_a", 0}} {
+		if got := cmp.Compare(compareUTF16(c.a, c.b), 0); got != c.want {
+			t.Errorf("%q and %q: %d, want %d", c.a, c.b, got, c.want)
+		}
+	}
 }

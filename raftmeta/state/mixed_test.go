@@ -158,6 +158,14 @@ func TestThePoolIsNoMember(t *testing.T) {
 	publish(1, []string{"a", "b"})
 	publish(2, []string{"b"}, "g_~barnabas-000", "g_~barnabas-001")
 	publish(3, []string{"a", "b"}, "g_~barnabas-001")
+	defer func() { // a group of znode consumers keeps no more explanations than any other
+		for n := int32(4); n < MaxRebalances+10; n++ {
+			publish(n, []string{"a"})
+		}
+		if g, _ := f.s.View().Group("g"); len(g.Rebalances) != MaxRebalances {
+			t.Errorf("%d explanations are kept, want %d", len(g.Rebalances), MaxRebalances)
+		}
+	}()
 	g, _ := f.s.View().Group("g")
 	for i, want := range []string{"2 -> 1 [] [a]", "1 -> 2 [a] []"} {
 		r := g.Rebalances[len(g.Rebalances)-2+i]
