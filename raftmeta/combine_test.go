@@ -1,0 +1,114 @@
+package raftmeta
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
+)
+
+// A small entry does not keep the next one waiting; a well-filled one does, and what comes meanwhile goes together.
+func TestFullEntryIsAloneUnderWay(t *testing.T) {
+	c := newCombiner()
+	begun, end := make(chan int), make(chan struct{})
+	c.apply = func(data []byte) func() (outcome, error) {
+		var e statepb.Entry
+		if err := proto.Unmarshal(data, &e); err != nil {
+			t.Error(err)
+		}
+		begun <- len(e.Commands)
+		return func() (outcome, error) { <-end; return outcome{index: 1}, nil }
+	}
+	c.pushed = func(outcome) {}
+	c.clock = func() (time.Duration, time.Time) { return 0, time.Time{} }
+	c.term = func() uint64 { return 1 }
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() { c.run(stop, time.Hour) })
+	submit := func(n int) {
+		var data []byte
+		for range n {
+			data = append(data, tickChunk...)
+		}
+		must(t, c.submit(t.Context(), nil, chunk{data: data, count: n}))
+	}
+	submit(1)
+	if n := <-begun; n != 1 {
+		t.Fatalf("entry of %d commands", n)
+	}
+	submit(entryShared)
+	if n := <-begun; n != entryShared { // the first is still under way
+		t.Fatalf("entry of %d commands", n)
+	}
+	for range 3 {
+		submit(1)
+	}
+	end <- struct{}{}
+	end <- struct{}{}
+	if n := <-begun; n != 3 {
+		t.Fatalf("of 3 commands that waited for a full entry %d went together", n)
+	}
+	close(stop)
+	end <- struct{}{}
+	wg.Wait()
+}
+
+// Commands proposed together come to their results in order; one that is too large fails alone; another term's do not begin.
+func TestProposeAllInTerm(t *testing.T) {
+	c := newCluster(t, 1, nil) // which does not lose its leader
+	c.bootstrapState()
+	l := c.leader()
+	var cs []*statepb.Command
+	for i := range 100 {
+		cs = append(cs, createZnode(fmt.Sprintf("/all%d", i), false))
+		if i%3 == 0 { // several entries
+			cs[i].GetCreateZnode().Data = make([]byte, 10_000)
+		}
+	}
+	cs[40].GetCreateZnode().Data = make([]byte, entryMax)
+	type answer struct {
+		from, to int
+		rs       []state.Settled
+		err      error
+	}
+	answers := make(chan answer, len(cs)) // never full
+	ask := func(term id.Term) {
+		l.ProposeAllInTerm(term, cs, func(from, to int, rs []state.Settled, err error) { answers <- answer{from, to, rs, err} })
+	}
+	term := id.Term(l.leaderTerm())
+	ask(term - 1)
+	if a := <-answers; a.from != 0 || a.to != len(cs) || !errors.Is(a.err, ErrNotLeader) {
+		t.Fatalf("in another term: %+v", a)
+	}
+	ask(term)
+	seen := make([]int, len(cs))
+	last := uint64(0)
+	for n := 0; n < len(cs); {
+		a := <-answers
+		for i := a.from; i < a.to; i++ {
+			seen[i]++
+			n++
+			switch {
+			case i == 40 && errors.Is(a.err, ErrTooLarge):
+			case a.err != nil || len(a.rs) != a.to-a.from:
+				t.Fatalf("command %d of %d..%d: %d results, %v", i, a.from, a.to, len(a.rs), a.err)
+			case a.rs[i-a.from].Result.Code != statepb.Code_OK || a.rs[i-a.from].Result.Index < last:
+				t.Fatalf("command %d after entry %d: %v", i, last, a.rs[i-a.from].Result)
+			default:
+				last = a.rs[i-a.from].Result.Index
+			}
+		}
+	}
+	for i, n := range seen {
+		if n != 1 {
+			t.Errorf("command %d was answered %d times", i, n)
+		}
+	}
+}
