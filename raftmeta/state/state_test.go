@@ -376,6 +376,10 @@ func TestZxidFollowsTheTerm(t *testing.T) {
 	if r := f.ok(create("/c", "")); r.Zxid != 9<<32+1 {
 		t.Fatalf("%x", r.Zxid)
 	}
+	f.ok(&pb.Command{Body: &pb.Command_RaiseZxid{RaiseZxid: &pb.RaiseZxid{Zxid: 1}}}) // it only raises
+	if r := f.ok(create("/d", "")); r.Zxid != 9<<32+2 {
+		t.Fatalf("%x", r.Zxid)
+	}
 }
 
 func TestMindsCommandsNeedTheirTerm(t *testing.T) {
