@@ -85,7 +85,8 @@ func TestReturnedFollowerCatchesUp(t *testing.T) {
 	begun := time.Now()
 	back := c.start(away.id, nil)
 	must(t, back.WaitIndex(c.ctx(), last))
-	if took := time.Since(begun); took > 15*commitTimeout {
+	// The pipeline alone would need at least a commitTimeout for each of the 30 messages; as it is, all is there within two.
+	if took := time.Since(begun); took > 25*commitTimeout {
 		t.Errorf("%d entries took a follower %v", entries, took)
 	}
 }
