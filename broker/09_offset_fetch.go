@@ -51,8 +51,8 @@ func (s *Server) offsetFetch(ctx context.Context, c *call, req *kmsg.OffsetFetch
 	return resp
 }
 
-// awaitHold is above the coordinator's own bound (5 s); old clients give up after 10 s.
-const awaitHold = 7 * time.Second
+// awaitHold is above the coordinator's own bound (2 s); some old consumers' sockets give up after 3 s.
+const awaitHold = 2500 * time.Millisecond
 
 // awaitOffsets holds an old consumer's read while its group of znode consumers rebalances and the former owners of the partitions have
 // not committed yet: old consumers read their offsets before they claim (zk-paths.md 6.6). Old tools, which send no client id, are not

@@ -44,8 +44,10 @@ const (
 	completeDeaths = 1 * time.Second         // after the last claim, once a member died: what is still missing was its share
 	joinBound      = 13 * time.Second        // then a generation of its own
 	claimBound     = 8 * time.Second
-	fetchBound     = 5 * time.Second // OffsetFetch: clients' sockets give up at 10 s
-	attemptPause   = time.Second     // after a refusal: who asks later makes another attempt
+	// OffsetFetch: the JVM consumer's socket gives up at 10 s, but at 3 s when the broker that it asked for its coordinator is the
+	// coordinator (ClientUtils.channelToOffsetManager keeps that channel), and then it asks again, for ever.
+	fetchBound   = 2 * time.Second
+	attemptPause = time.Second // after a refusal: who asks later makes another attempt
 )
 
 // LegacyHooks are for members of other kinds in a group of znode consumers. nil fields mean that there are none.
@@ -329,6 +331,7 @@ func (c *Coordinator) legacyCancel(r RequestID) bool {
 			h := (*list)[i]
 			*list = slices.Delete(*list, i, i+1)
 			c.stopWaiting(h)
+			c.spent(g, h)
 			c.legacyTurn(g)
 			return true
 		}
@@ -459,17 +462,22 @@ func (c *Coordinator) stopWaiting(h *held) {
 	}
 }
 
+// spent counts for how long a request was held.
+func (c *Coordinator) spent(g *legacyGroup, h *held) {
+	if waited := c.now - h.since; h.waited {
+		u := g.used[h.gate]
+		g.used[h.gate] = holdSum{u.n + 1, u.total + waited}
+		c.do(Action{Count: &Count{Gate: string(h.gate), Held: waited}})
+	}
+}
+
 // letGo answers a held request.
 func (c *Coordinator) letGo(g *legacyGroup, h *held, res *statepb.Result) {
 	c.stopWaiting(h)
 	if f := g.failed[h.session]; f != nil {
 		f.at = c.now // it was silent because it waited
 	}
-	if waited := c.now - h.since; h.waited {
-		u := g.used[h.gate]
-		g.used[h.gate] = holdSum{u.n + 1, u.total + waited}
-		c.do(Action{Count: &Count{Gate: string(h.gate), Held: waited}})
-	}
+	c.spent(g, h)
 	res.Index = max(res.Index, uint64(c.v.Index())) // the client is answered from a view that shows why
 	c.do(Action{Request: h.req.ID, Reply: res})
 }
