@@ -279,7 +279,8 @@ type gossipLog struct{ log *slog.Logger }
 func (l gossipLog) Write(b []byte) (int, error) {
 	line := string(bytes.TrimSpace(b))
 	level := slog.LevelDebug
-	if strings.Contains(line, "[ERR]") || strings.Contains(line, "[WARN]") {
+	refuting := strings.Contains(line, "memberlist: Refuting ") // what others remember of us: so begins every restart
+	if !refuting && (strings.Contains(line, "[ERR]") || strings.Contains(line, "[WARN]")) {
 		level = slog.LevelInfo // discovery is never urgent
 	}
 	if i := strings.Index(line, "memberlist: "); i >= 0 {

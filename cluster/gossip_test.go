@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 )
@@ -138,5 +140,22 @@ func TestGossipWriteToNeverBlocks(t *testing.T) {
 	}
 	if _, err := g.t.WriteTo(nil, "127.0.0.1:1"); err == nil {
 		t.Error("written after the stop")
+	}
+}
+
+func TestGossipLogSpeaksOfTroubleOnly(t *testing.T) {
+	var out bytes.Buffer
+	l := gossipLog{slog.New(slog.NewTextHandler(&out, nil))} // Info and above
+	for line, shown := range map[string]bool{
+		"[DEBUG] memberlist: Initiating push/pull sync with: b\n":                      false,
+		"[WARN] memberlist: Refuting an alive message for 'a' meta:([1 2] VS [1 2])\n": false,
+		"[WARN] memberlist: Refuting a dead message (from: b)\n":                       false,
+		"[WARN] memberlist: Was able to connect to b over TCP but UDP probes failed\n": true,
+		"[ERR] memberlist: Failed to send gossip to b: connection refused\n":           true,
+	} {
+		out.Reset()
+		if n, err := l.Write([]byte(line)); n != len(line) || err != nil || out.Len() > 0 != shown {
+			t.Errorf("%q: %d %v, logged %q", line, n, err, out.String())
+		}
 	}
 }
