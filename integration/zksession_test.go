@@ -115,11 +115,16 @@ func TestSessionsOverFailOvers(t *testing.T) {
 		}
 		return nil
 	})
+	var names []string
+	testtool.Eventually(t, harness.StartLimit, func() error {
+		if _, err := admin.Sync("/seq"); err != nil { // the node that was frozen serves what it has, and may be behind
+			return err
+		}
+		var err error
+		names, _, err = admin.Children("/seq")
+		return err
+	})
 	counts := map[string]int{}
-	names, _, err := admin.Children("/seq")
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, n := range names {
 		data, _, err := admin.Get("/seq/" + n)
 		if err != nil {
