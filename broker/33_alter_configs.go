@@ -28,11 +28,7 @@ func (s *Server) alterConfigs(ctx context.Context, _ *call, req *kmsg.AlterConfi
 				}
 				set[c.Name] = *c.Value
 			}
-			f := k.check(set)
-			if f == nil && k.fits != nil {
-				f = k.fits(set)
-			}
-			return &statepb.SetConfig{Entries: protoEntries(set), Replace: true}, f
+			return &statepb.SetConfig{Entries: protoEntries(set), Replace: true}, k.allowed(set, set)
 		})
 		if f != nil {
 			out.ErrorCode, out.ErrorMessage = f.code, f.message()

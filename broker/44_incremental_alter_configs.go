@@ -88,19 +88,15 @@ func increments(row *state.Config, k *configKind, ops []kmsg.IncrementalAlterCon
 		}
 		set[name] = value
 	}
-	f := k.check(set)
-	if f == nil && k.fits != nil {
-		all := map[string]string{}
-		for _, kv := range row.Entries {
-			all[kv.Name] = kv.Value
-		}
-		for _, e := range cmd.Entries {
-			delete(all, e.Name)
-		}
-		maps.Copy(all, set)
-		f = k.fits(all)
+	all := map[string]string{}
+	for _, kv := range row.Entries {
+		all[kv.Name] = kv.Value
 	}
-	if f != nil {
+	for _, e := range cmd.Entries {
+		delete(all, e.Name)
+	}
+	maps.Copy(all, set)
+	if f := k.allowed(set, all); f != nil {
 		return nil, f
 	}
 	cmd.Entries = append(cmd.Entries, protoEntries(set)...)

@@ -97,10 +97,7 @@ func readByZnodes(v *state.View, group string, topics map[string]bool) {
 			topics[t.Name] = true
 		}
 	}
-	v.ZnodeChildren("/consumers/"+group+"/owners", func(topic string, _ *state.Znode) bool {
-		v.Owners(group, topic, func(string, *state.Znode) bool { topics[state.OwnersTopic(topic)] = true; return false })
-		return true
-	})
+	v.GroupOwners(group, func(topic, _ string, _ *state.Znode) { topics[state.OwnersTopic(topic)] = true })
 }
 
 func hasOffset(v *state.View, group, topic string, p int32) bool {

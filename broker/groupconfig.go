@@ -20,6 +20,14 @@ type configKind struct {
 	fits    func(map[string]string) *fault // of all that the resource then has; nil: each may have any valid value
 }
 
+// allowed checks what is set, and then with it all that the resource has.
+func (k *configKind) allowed(set, all map[string]string) *fault {
+	if f := k.check(set); f != nil || k.fits == nil {
+		return f
+	}
+	return k.fits(all)
+}
+
 var configKinds = map[kmsg.ConfigResourceType]*configKind{
 	kmsg.ConfigResourceTypeTopic: {"topics", func(v *state.View, name string) *fault {
 		if why := state.ValidTopicName(name); why != "" {

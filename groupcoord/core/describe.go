@@ -88,23 +88,19 @@ func (c *Coordinator) describeLegacy(out *kmsg.DescribeGroupsResponseGroup) {
 // legacyMembers adds the znode consumers of a group.
 func (c *Coordinator) legacyMembers(out *kmsg.DescribeGroupsResponseGroup) {
 	owned := map[string]map[string][]int32{} // by member and topic
-	c.v.ZnodeChildren("/consumers/"+out.Group+"/owners", func(topic string, _ *state.Znode) bool {
-		c.v.Owners(out.Group, topic, func(name string, z *state.Znode) bool {
-			member := string(z.Data)
-			if i := strings.LastIndexByte(member, '-'); i > 0 {
-				if _, exact := c.v.Znode("/consumers/" + out.Group + "/ids/" + member); !exact {
-					member = member[:i] // <id>-<thread>
-				}
+	c.v.GroupOwners(out.Group, func(topic, name string, z *state.Znode) {
+		member := string(z.Data)
+		if i := strings.LastIndexByte(member, '-'); i > 0 {
+			if _, exact := c.v.Znode("/consumers/" + out.Group + "/ids/" + member); !exact {
+				member = member[:i] // <id>-<thread>
 			}
-			if n, ok := state.ParsePartition(name[strings.LastIndexByte(name, '-')+1:]); ok { // pykafka claims <leader>-<partition>
-				if owned[member] == nil {
-					owned[member] = map[string][]int32{}
-				}
-				owned[member][topic] = append(owned[member][topic], n)
+		}
+		if n, ok := state.ParsePartition(name[strings.LastIndexByte(name, '-')+1:]); ok { // pykafka claims <leader>-<partition>
+			if owned[member] == nil {
+				owned[member] = map[string][]int32{}
 			}
-			return true
-		})
-		return true
+			owned[member][topic] = append(owned[member][topic], n)
+		}
 	})
 	c.v.Members(out.Group, func(member string, z *state.Znode) bool {
 		o := kmsg.NewDescribeGroupsResponseGroupMember()

@@ -135,14 +135,14 @@ func (c *Coordinator) wantedDigest(g *legacyGroup) string {
 		b.WriteString(g.regs[m].line)
 	}
 	for _, p := range g.want.pool {
-		fmt.Fprintf(&b, "%q pool %q\n", p.Id, slices.Sorted(slices.Values(p.Topics)))
+		b.WriteString(poolLine(p.Id, slices.Sorted(slices.Values(p.Topics))))
 	}
 	for _, name := range g.want.topics {
-		st := state.ShownTopic{}
+		st := state.ShownTopic{Name: name}
 		if t, ok := c.v.Topic(name); ok {
 			st.ID, st.Partitions = t.ID, t.Partitions
 		}
-		fmt.Fprintf(&b, "%s %x %d\n", name, st.ID, st.Partitions)
+		b.WriteString(topicLine(st))
 	}
 	if g.want.all {
 		c.v.Topics(func(t *state.Topic) bool {

@@ -83,18 +83,23 @@ func (c *Coordinator) readPublished(g *legacyGroup, row *state.Legacy) {
 		}
 		if m.Pool {
 			delete(g.fresh, m.ID)
-			p.line = poolLine(m.ID, p.reg)
+			var topics []string
+			for _, t := range p.reg.Topics {
+				topics = append(topics, t.Topic)
+			}
+			p.line = poolLine(m.ID, topics)
 		}
 		g.published[m.ID] = p
 	}
 }
 
-func poolLine(memberID string, reg state.Registration) string {
-	var topics []string
-	for _, t := range reg.Topics {
-		topics = append(topics, t.Topic)
-	}
+// poolLine and topicLine are the other lines of the digest of what members compute with; topics in order.
+func poolLine(memberID string, topics []string) string {
 	return fmt.Sprintf("%q pool %q\n", memberID, topics)
+}
+
+func topicLine(t state.ShownTopic) string {
+	return fmt.Sprintf("%s %x %d\n", t.Name, t.ID, t.Partitions)
 }
 
 // shownKey is what the published registration of a member means, "" when there is none.
@@ -120,7 +125,7 @@ func (c *Coordinator) shownDigest(g *legacyGroup) string {
 	}
 	b.WriteString(pool.String())
 	for _, t := range g.row.Topics {
-		fmt.Fprintf(&b, "%s %x %d\n", t.Name, t.ID, t.Partitions)
+		b.WriteString(topicLine(t))
 	}
 	if g.row.AllTopics {
 		for _, t := range g.row.All {

@@ -324,12 +324,8 @@ func (c *Coordinator) squats(g *legacyGroup, s id.SessionID, memberID string) {
 
 // findSquatters looks for them at the start of a term.
 func (c *Coordinator) findSquatters(g *legacyGroup) {
-	c.v.ZnodeChildren("/consumers/"+g.name+"/owners", func(topic string, _ *state.Znode) bool {
-		c.v.Owners(g.name, topic, func(_ string, z *state.Znode) bool {
-			c.squats(g, id.SessionID(z.Stat.EphemeralOwner), string(z.Data))
-			return true
-		})
-		return true
+	c.v.GroupOwners(g.name, func(_, _ string, z *state.Znode) {
+		c.squats(g, id.SessionID(z.Stat.EphemeralOwner), string(z.Data))
 	})
 }
 

@@ -286,14 +286,10 @@ func (c *Coordinator) claimsTell(g *legacyGroup) bool {
 func (c *Coordinator) claimsIn(group string, row *state.Legacy) (granted, waiting []claimed) {
 	g := c.legacy.groups[group]
 	if row.Complete || g != nil && g.number == row.Number && c.claimsTell(g) {
-		c.v.ZnodeChildren("/consumers/"+group+"/owners", func(topic string, _ *state.Znode) bool {
-			c.v.Owners(group, topic, func(name string, z *state.Znode) bool {
-				if n, ok := state.ParsePartition(name); ok && z.Stat.Czxid > row.Zxid {
-					granted = append(granted, claimed{topic, n, string(z.Data)})
-				}
-				return true
-			})
-			return true
+		c.v.GroupOwners(group, func(topic, name string, z *state.Znode) {
+			if n, ok := state.ParsePartition(name); ok && z.Stat.Czxid > row.Zxid {
+				granted = append(granted, claimed{topic, n, string(z.Data)})
+			}
 		})
 	}
 	if g != nil {
@@ -571,9 +567,9 @@ func (c *Coordinator) mixTurn(group string) {
 		c.plans.asked[group] = asked
 		if g := c.legacy.groups[group]; g != nil {
 			g.all = true
-		}
-		if c.legacy.groups[group] != nil && legacy(c.v, group) {
-			c.poolChanged(group, "members", poolText(m.pool, len(row.Members)))
+			if legacy(c.v, group) {
+				c.poolChanged(group, "members", poolText(m.pool, len(row.Members)))
+			}
 		}
 	}
 	if row.Consumer && len(row.Members) > 0 {

@@ -211,20 +211,20 @@ func (s *State) writtenSince(c *statepb.CommitOffsets) (parts []*statepb.Result)
 		if !ok || int64(o.Mzxid) <= c.NotSince {
 			continue
 		}
-		if parts == nil {
-			parts = okParts(len(c.Items))
-		}
-		parts[i] = s.refuse(statepb.Code_OFFSET_STALE, "%s-%d was committed since", it.Topic, it.Partition)
+		parts = refusePart(parts, len(c.Items), i, s.refuse(statepb.Code_OFFSET_STALE, "%s-%d was committed since", it.Topic, it.Partition))
 	}
 	return parts
 }
 
-// okParts are the parts of a commit, all taken so far.
-func okParts(n int) []*statepb.Result {
-	parts := make([]*statepb.Result, n)
-	for i := range parts {
-		parts[i] = &statepb.Result{}
+// refusePart refuses one of the n parts of a commit, which are nil as long as all are taken.
+func refusePart(parts []*statepb.Result, n, i int, why *statepb.Result) []*statepb.Result {
+	if parts == nil {
+		parts = make([]*statepb.Result, n)
+		for j := range parts {
+			parts[j] = &statepb.Result{}
+		}
 	}
+	parts[i] = why
 	return parts
 }
 
@@ -238,10 +238,7 @@ func (s *State) unknownTopics(items []*statepb.OffsetItem) (parts []*statepb.Res
 		if t, ok := s.topics.get([]byte(it.Topic)); ok && string(it.TopicId) == string(t.ID[:]) {
 			continue
 		}
-		if parts == nil {
-			parts = okParts(len(items))
-		}
-		parts[i] = s.refuse(statepb.Code_UNKNOWN_TOPIC, "topic %s was deleted", it.Topic)
+		parts = refusePart(parts, len(items), i, s.refuse(statepb.Code_UNKNOWN_TOPIC, "topic %s was deleted", it.Topic))
 	}
 	return parts
 }

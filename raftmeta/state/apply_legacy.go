@@ -460,10 +460,7 @@ func (s *State) lateParts(c *statepb.CommitOffsets) []*statepb.Result {
 		if member, _ := s.memberOf(z.Stat.EphemeralOwner, c.Group); hostOf(o.By) != ses.Host && o.By != member {
 			continue
 		}
-		if parts == nil {
-			parts = okParts(len(c.Items))
-		}
-		parts[i] = s.refuse(statepb.Code_OFFSET_STALE, "%s-%d belongs to %s, who has committed since", it.Topic, it.Partition, z.Data)
+		parts = refusePart(parts, len(c.Items), i, s.refuse(statepb.Code_OFFSET_STALE, "%s-%d belongs to %s, who has committed since", it.Topic, it.Partition, z.Data))
 	}
 	return parts
 }

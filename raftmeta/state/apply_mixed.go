@@ -110,12 +110,7 @@ func (s *State) mixes(g *Group) bool {
 // what a znode consumer owns is not its own to commit.
 func (s *State) mixedParts(g *Group, c *statepb.CommitOffsets) []*statepb.Result {
 	var parts []*statepb.Result
-	refuse := func(i int, r *statepb.Result) {
-		if parts == nil {
-			parts = okParts(len(c.Items))
-		}
-		parts[i] = r
-	}
+	refuse := func(i int, r *statepb.Result) { parts = refusePart(parts, len(c.Items), i, r) }
 	for i, it := range c.Items {
 		m := s.holder(g, it.Topic, it.Partition)
 		switch {

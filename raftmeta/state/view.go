@@ -174,6 +174,17 @@ func (v *View) Owners(g, topic string, fn func(name string, z *Znode) bool) {
 	v.ZnodeChildren("/consumers/"+g+"/owners/"+topic, fn)
 }
 
+// GroupOwners calls fn for each claim in a group, by topic as in its path and then by name, ascending.
+func (v *View) GroupOwners(g string, fn func(topic, name string, z *Znode)) {
+	v.ZnodeChildren("/consumers/"+g+"/owners", func(topic string, _ *Znode) bool {
+		v.Owners(g, topic, func(name string, z *Znode) bool {
+			fn(topic, name, z)
+			return true
+		})
+		return true
+	})
+}
+
 // Offset returns a group's committed offset.
 func (v *View) Offset(g, topic string, p int32) (*Offset, bool) {
 	c, ok := v.offsets.Get(keyChunk(p/offsetChunk, g, topic))
