@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -34,10 +35,8 @@ func (s *Server) initProducerID(ctx context.Context, c *call, req *kmsg.InitProd
 	if req.TransactionalID != nil {
 		// Retrying would not help, and no code says "not built": this one is fatal to every client and reads as it is meant.
 		resp.ErrorCode = kerr.UnsupportedVersion.Code
-		if _, ok := s.lines.Allow(lineKind{c.host, "transaction", c.api.key, c.version}, time.Now()); ok {
-			s.log.Warn("broker: transactions are not served yet", "client", c.clientID, "address", c.addr, "api", c.api.name,
-				"version", c.version, "transactional.id", clip(*req.TransactionalID))
-		}
+		s.lines.Log(s.log, slog.LevelWarn, lineKind{c.host, "transaction", c.api.key, c.version}, time.Now(), "broker: transactions are not served yet",
+			"client", c.clientID, "address", c.addr, "api", c.api.name, "version", c.version, "transactional.id", clip(*req.TransactionalID))
 		return resp
 	}
 	pid, f := s.producerID(ctx)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -144,20 +145,13 @@ func (c *conn) logClosed(why, msg, client string, key, version int16) {
 	case unknownVersion:
 		k.version = 0
 	}
-	skipped, ok := c.srv.lines.Allow(k, time.Now())
-	if !ok {
-		return
-	}
 	attrs := []any{
 		"client", client, "address", c.addr, "listener", c.listener, "api", kmsg.NameForKey(key), "key", key, "version", version,
 	}
 	if sw := c.software.Load(); sw != nil {
 		attrs = append(attrs, "software", *sw)
 	}
-	if skipped > 0 {
-		attrs = append(attrs, "left_out", skipped)
-	}
-	c.srv.log.Warn("broker: connection closed: "+msg, attrs...)
+	c.srv.lines.Log(c.srv.log, slog.LevelWarn, k, time.Now(), "broker: connection closed: "+msg, attrs...)
 }
 
 // limit is the largest frame of a request, before it is read.

@@ -253,15 +253,8 @@ func (c *Cluster) refused(nc net.Conn, peer Peer, err error) {
 	if host, _, err := net.SplitHostPort(k.host); err == nil {
 		k.host = host
 	}
-	skipped, ok := c.lines.Allow(k, time.Now())
-	if !ok {
-		return
-	}
-	args := []any{"from", nc.RemoteAddr().String(), "directory", peer.Directory, "err", err}
-	if skipped > 0 {
-		args = append(args, "left_out", skipped)
-	}
-	c.log.Warn("cluster: connection refused", args...)
+	c.lines.Log(c.log, slog.LevelWarn, k, time.Now(), "cluster: connection refused",
+		"from", nc.RemoteAddr().String(), "directory", peer.Directory, "err", err)
 }
 
 func (c *Cluster) handshake(nc net.Conn) (byte, Peer, error) {

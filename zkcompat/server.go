@@ -192,14 +192,7 @@ type fault struct {
 
 // say writes a line about a connection, as often as loglimit.Limit allows: clients reconnect for ever.
 func (s *Server) say(level slog.Level, k fault, what string, args ...any) {
-	skipped, ok := s.lines.Allow(k, s.cfg.Clock.Now())
-	if !ok {
-		return
-	}
-	if skipped > 0 {
-		args = append(args, "left_out", skipped)
-	}
-	s.cfg.Log.Log(context.Background(), level, "zookeeper: "+what, args...)
+	s.lines.Log(s.cfg.Log, level, k, s.cfg.Clock.Now(), "zookeeper: "+what, args...)
 }
 
 func (s *Server) start(ctx context.Context, nc net.Conn) {

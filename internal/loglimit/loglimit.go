@@ -3,6 +3,8 @@
 package loglimit
 
 import (
+	"context"
+	"log/slog"
 	"sync"
 	"time"
 )
@@ -49,4 +51,16 @@ func (l *Limit[K]) Allow(k K, now time.Time) (skipped int, ok bool) {
 	s.full = s.full.Add(Every)
 	skipped, s.skipped = s.skipped, 0
 	return skipped, true
+}
+
+// Log writes a line of the kind, if one is allowed now, with the number of those left out since the last as "left_out".
+func (l *Limit[K]) Log(log *slog.Logger, level slog.Level, k K, now time.Time, msg string, args ...any) {
+	skipped, ok := l.Allow(k, now)
+	if !ok {
+		return
+	}
+	if skipped > 0 {
+		args = append(args, "left_out", skipped)
+	}
+	log.Log(context.Background(), level, msg, args...)
 }
