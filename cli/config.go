@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
@@ -103,11 +104,12 @@ func (a *app) configGet() *cobra.Command {
 		Example:   "  barnabas config get topic orders\n  barnabas config get broker 1 --all",
 		ValidArgs: []string{"topic", "group", "broker"},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			adm, err := b.admin()
+			cl, err := b.client()
 			if err != nil {
 				return err
 			}
-			defer adm.Close()
+			defer cl.Close()
+			adm := kadm.NewClient(cl)
 			var configs kadm.ResourceConfigs
 			switch args[0] {
 			case "topic":
@@ -119,7 +121,7 @@ func (a *app) configGet() *cobra.Command {
 				}
 				configs, err = adm.DescribeBrokerConfigs(cmd.Context(), int32(n))
 			case "group":
-				configs, err = describeGroupConfigs(cmd.Context(), b, args[1])
+				configs, err = describeGroupConfigs(cmd.Context(), cl, args[1])
 			default:
 				return usagef("%q is no topic, group or broker", args[0])
 			}
@@ -134,12 +136,7 @@ func (a *app) configGet() *cobra.Command {
 }
 
 // describeGroupConfigs asks for a group's settings; kadm knows those of topics and brokers only.
-func describeGroupConfigs(ctx context.Context, b brokers, name string) (kadm.ResourceConfigs, error) {
-	cl, err := b.client()
-	if err != nil {
-		return nil, err
-	}
-	defer cl.Close()
+func describeGroupConfigs(ctx context.Context, cl *kgo.Client, name string) (kadm.ResourceConfigs, error) {
 	req := kmsg.NewPtrDescribeConfigsRequest()
 	r := kmsg.NewDescribeConfigsRequestResource()
 	r.ResourceType, r.ResourceName = kmsg.ConfigResourceTypeGroupConfig, name
