@@ -20,6 +20,7 @@ import (
 
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/internal/loglimit"
+	"github.com/barnabas-mq/barnabas/internal/testtool"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -598,7 +599,7 @@ func FuzzFrame(f *testing.F) {
 
 // A scanner, or a client that takes the port for another, must not fill the log.
 func TestRefusedConnectionsDoNotFillTheLog(t *testing.T) {
-	var text syncBuffer
+	var text testtool.Log
 	a := start(t, "a", func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&text, nil)) })
 	begin := time.Now()
 	const many = 20 * loglimit.Burst
@@ -617,22 +618,4 @@ func TestRefusedConnectionsDoNotFillTheLog(t *testing.T) {
 	if n := strings.Count(text.String(), "connection refused"); n < 1 || n > most {
 		t.Errorf("%d bad connections wrote %d lines, %d are the most:\n%s", many, n, most, text.String())
 	}
-}
-
-// syncBuffer is a log that may be read while it is written.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }

@@ -80,16 +80,36 @@ func (s *scene) awaitDoing(g *gates, what string) {
 	s.until(what, func() error { return g.is(what) })
 }
 
-// ---- by JoinGroup ----
-
-// classic is a member by JoinGroup and SyncGroup, eager: gates "join", "lead" (the leader's SyncGroup), "follow" (another's).
-type classic struct {
+// kafkaMember is what members by both of Kafka's protocols have.
+type kafkaMember struct {
 	gates
 	s    *scene
 	name string
 	peer *peer
 
-	state      sync.Mutex
+	state   sync.Mutex
+	leaving bool
+}
+
+// over reports whether the member is to do nothing more: it leaves, or the scene is over.
+func (m *kafkaMember) over() bool {
+	m.state.Lock()
+	defer m.state.Unlock()
+	select {
+	case <-m.s.quit:
+		return true
+	default:
+		return m.leaving
+	}
+}
+
+// ---- by JoinGroup ----
+
+// classic is a member by JoinGroup and SyncGroup, eager: gates "join", "lead" (the leader's SyncGroup), "follow" (another's).
+type classic struct {
+	kafkaMember
+
+	// Under state.
 	id         string
 	generation int32
 	leader     bool
@@ -97,11 +117,10 @@ type classic struct {
 	in, synced bool
 	version    byte // of its subscription: another one is a reason for a rebalance
 	have       []int32
-	leaving    bool
 }
 
 func (s *scene) classic(name string) *classic {
-	return &classic{s: s, name: name, peer: s.peer()}
+	return &classic{kafkaMember: kafkaMember{s: s, name: name, peer: s.peer()}}
 }
 
 // live is a member from its join to the end of the scene, or until it leaves.
@@ -125,17 +144,6 @@ func (m *classic) live() *classic {
 		}
 	})
 	return m
-}
-
-func (m *classic) over() bool {
-	m.state.Lock()
-	defer m.state.Unlock()
-	select {
-	case <-m.s.quit:
-		return true
-	default:
-		return m.leaving
-	}
 }
 
 // resubscribe has the member join again with another subscription.
@@ -319,20 +327,16 @@ func (m *classic) place() (id string, generation int32) {
 
 // consumer is a member by KIP-848: gates "beat" (each heartbeat) and "revoke" (what it was told to give up it goes on to read).
 type consumer struct {
-	gates
-	s    *scene
-	name string
-	peer *peer
+	kafkaMember
 
-	state   sync.Mutex
-	id      string
-	epoch   int32
-	own     []int32
-	leaving bool
+	// Under state.
+	id    string
+	epoch int32
+	own   []int32
 }
 
 func (s *scene) consumer(name string) *consumer {
-	return &consumer{s: s, name: name, id: s.group + "-" + name, peer: s.peer()}
+	return &consumer{kafkaMember: kafkaMember{s: s, name: name, peer: s.peer()}, id: s.group + "-" + name}
 }
 
 func (m *consumer) live() *consumer {
@@ -345,17 +349,6 @@ func (m *consumer) live() *consumer {
 		}
 	})
 	return m
-}
-
-func (m *consumer) over() bool {
-	m.state.Lock()
-	defer m.state.Unlock()
-	select {
-	case <-m.s.quit:
-		return true
-	default:
-		return m.leaving
-	}
 }
 
 func (m *consumer) request(epoch int32) *kmsg.ConsumerGroupHeartbeatRequest {

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/internal/testtool"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 	"github.com/barnabas-mq/barnabas/zkcompat"
@@ -132,7 +134,7 @@ func TestWrongSettingsAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var log lineCount
+	var log testtool.Log
 	_, addr := serve(t, b, func(c *zkcompat.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	n.b = b
 	a := session(t, addr)
@@ -142,7 +144,7 @@ func TestWrongSettingsAreRefused(t *testing.T) {
 	if m, _ := a.call(jute.OpCreate, createReq("/config/topics/t", doc("soon"), 0)); m.Err != jute.BadArguments {
 		t.Errorf("created: %v", m)
 	}
-	if n := log.lines("soon is no time"); n != 1 {
+	if n := strings.Count(log.String(), "soon is no time"); n != 1 {
 		t.Errorf("%d lines say why", n)
 	}
 	a.create("/config/topics/t", string(doc("1000")), 0)

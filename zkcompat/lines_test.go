@@ -1,40 +1,22 @@
 package zkcompat_test
 
 import (
-	"bytes"
 	"io"
 	"log/slog"
 	"net"
-	"sync"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/barnabas-mq/barnabas/internal/loglimit"
+	"github.com/barnabas-mq/barnabas/internal/testtool"
 	"github.com/barnabas-mq/barnabas/zkcompat"
 	"github.com/barnabas-mq/barnabas/zkcompat/jute"
 )
 
-// lineCount counts what is logged.
-type lineCount struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *lineCount) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *lineCount) lines(what string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return bytes.Count(l.text.Bytes(), []byte(what))
-}
-
 // A client that sends garbage for ever must not fill the log, nor must one that is closed for it in a session.
 func TestBadConnectionsDoNotFillTheLog(t *testing.T) {
-	var log lineCount
+	var log testtool.Log
 	_, addr := serve(t, newMemBackend(), func(c *zkcompat.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	const many = 20 * loglimit.Burst
 	begin := time.Now()
@@ -51,19 +33,19 @@ func TestBadConnectionsDoNotFillTheLog(t *testing.T) {
 		_ = nc.Close()
 	}
 	most := loglimit.Burst + 1 + int(time.Since(begin)/loglimit.Every)
-	if n := log.lines("connection ended"); n < 1 || n > most {
+	if n := strings.Count(log.String(), "connection ended"); n < 1 || n > most {
 		t.Errorf("%d bad connections wrote %d lines, %d are the most", many, n, most)
 	}
 	c := dialRaw(t, addr)
 	if err := c.handshake(jute.ConnectRequest{TimeoutMs: 10_000, Password: make([]byte, 16)}); err != nil {
 		t.Fatal(err)
 	}
-	before := log.lines("connection ended")
+	before := strings.Count(log.String(), "connection ended")
 	if _, err := c.nc.Write([]byte{0x7f, 0, 0, 0, 0}); err != nil {
 		t.Fatal(err)
 	}
 	_, _ = io.ReadAll(c.nc)
-	for deadline := time.Now().Add(time.Minute); log.lines("connection ended") == before; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); strings.Count(log.String(), "connection ended") == before; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("a client in a session is silenced by those without one")
 		}

@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -85,24 +84,7 @@ type running struct {
 	cluster Cluster
 	cancel  context.CancelFunc
 	done    chan error
-	log     *safeBuffer
-}
-
-type safeBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *safeBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *safeBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
+	log     *testtool.Log
 }
 
 func config(t *testing.T, nodes int) Config {
@@ -119,7 +101,7 @@ func config(t *testing.T, nodes int) Config {
 func run(t *testing.T, c Config) (*running, error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &running{cancel: cancel, done: make(chan error, 1), log: &safeBuffer{}}
+	r := &running{cancel: cancel, done: make(chan error, 1), log: &testtool.Log{}}
 	c.Log = slog.New(slog.NewTextHandler(r.log, nil))
 	ready := make(chan Cluster, 1)
 	go func() { r.done <- Run(ctx, c, func(cl Cluster) { ready <- cl }) }()
