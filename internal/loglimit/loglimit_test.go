@@ -1,6 +1,9 @@
 package loglimit
 
 import (
+	"bytes"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 )
@@ -36,5 +39,22 @@ func TestLinesAreLimitedPerFault(t *testing.T) {
 	}
 	if len(l.kinds) > maxKinds {
 		t.Errorf("%d kinds are remembered", len(l.kinds))
+	}
+}
+
+func TestALineTellsWhatWasLeftOut(t *testing.T) {
+	var out bytes.Buffer
+	var l Limit[string]
+	log, now := slog.New(slog.NewTextHandler(&out, nil)), time.Unix(1000, 0)
+	for range Burst + 7 {
+		l.Log(log, slog.LevelWarn, "k", now, "closed", "from", "h")
+	}
+	if n := strings.Count(out.String(), "level=WARN msg=closed from=h\n"); n != Burst {
+		t.Errorf("%d lines at once:\n%s", n, out.String())
+	}
+	out.Reset()
+	l.Log(log, slog.LevelWarn, "k", now.Add(Every), "closed", "from", "h")
+	if !strings.HasSuffix(out.String(), "msg=closed from=h left_out=7\n") {
+		t.Errorf("a second later: %q", out.String())
 	}
 }
