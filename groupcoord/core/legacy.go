@@ -150,9 +150,10 @@ type held struct {
 	topic     string // of a claim, as in its path
 	partition int32
 	tries     int
-	check     bool // for a cycle of waits
-	due       bool // what it waits for may have come: look at it
-	waited    bool // it was not answered at once
+	check     bool          // for a cycle of waits
+	due       bool          // what it waits for may have come: look at it
+	waited    bool          // it was not answered at once
+	kept      time.Duration // since when a reservation keeps it waiting; never: none does
 }
 
 // spender is a session at one of the gates: what it waits there for one partition after the other it waits for in all.
@@ -200,7 +201,7 @@ func (c *Coordinator) legacyGroup(name string) *legacyGroup {
 
 // legacyRequest takes a request of znode consumers; false: it is none.
 func (c *Coordinator) legacyRequest(r Request) bool {
-	h := &held{req: r, session: id.SessionID(r.Command.GetOrigin().GetSession()), since: c.now}
+	h := &held{req: r, session: id.SessionID(r.Command.GetOrigin().GetSession()), since: c.now, kept: never}
 	c.legacy.order++
 	h.order = c.legacy.order
 	path := ""
@@ -464,11 +465,19 @@ func (c *Coordinator) stopWaiting(h *held) {
 
 // spent counts for how long a request was held.
 func (c *Coordinator) spent(g *legacyGroup, h *held) {
-	if waited := c.now - h.since; h.waited {
-		u := g.used[h.gate]
-		g.used[h.gate] = holdSum{u.n + 1, u.total + waited}
-		c.do(Action{Count: &Count{Gate: string(h.gate), Held: waited}})
+	if !h.waited {
+		return
 	}
+	c.count(g, h.gate, c.now-h.since)
+	if h.kept != never {
+		c.count(g, state.GateReservation, c.now-h.kept)
+	}
+}
+
+func (c *Coordinator) count(g *legacyGroup, gate state.Gate, held time.Duration) {
+	u := g.used[gate]
+	g.used[gate] = holdSum{u.n + 1, u.total + held}
+	c.do(Action{Count: &Count{Gate: string(gate), Held: held}})
 }
 
 // letGo answers a held request.

@@ -112,6 +112,9 @@ func (c *Coordinator) turnClaims(g *legacyGroup) {
 		}
 		c.wakeForClaim(g, h)
 		h.waited = true
+		if waits && by == 0 && g.row.Reservation(h.topic, h.partition) != nil {
+			h.kept = min(h.kept, c.now)
+		}
 		if h.check {
 			h.check = false
 			if young := c.cycle(h, by); young != nil {
@@ -270,6 +273,9 @@ func (c *Coordinator) turnReads(g *legacyGroup) {
 		if len(by) > 0 && h.until > c.now {
 			g.wake(h.until)
 			h.waited = true
+			if slices.Contains(by, 0) { // a reservation
+				h.kept = min(h.kept, c.now)
+			}
 			if !h.check {
 				continue
 			}
