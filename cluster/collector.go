@@ -153,7 +153,7 @@ func (c *Collector) Forget(b id.BrokerID) {
 	delete(c.registry, b)
 }
 
-// Fetching lists who fetches a partition, in no order; empty on a node that does not lead.
+// Fetching lists who fetches a partition or did, in no order; empty on a node that does not lead.
 func (c *Collector) Fetching(tp id.TopicPartition) []Fetching {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/barnabas-mq/barnabas/internal/clock"
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/internal/lease"
 )
@@ -37,7 +38,13 @@ type fakeLeader struct {
 	leader   id.DirectoryID
 }
 
-func newFakeLeader(c fakeClock) *fakeLeader {
+// handClock stands still until it is set.
+type handClock struct{ now time.Duration }
+
+func (c *handClock) Now() time.Time      { return time.Unix(0, 0) }
+func (c *handClock) Boot() time.Duration { return c.now }
+
+func newFakeLeader(c clock.Clock) *fakeLeader {
 	f := &fakeLeader{proofs: true, grants: true, changed: make(chan struct{}), leader: "l"}
 	f.col = NewCollector(CollectorConfig{Clock: c, ClockMs: func() int64 { return 777 }, Prove: func(context.Context, id.DirectoryID, id.Term) (id.Term, error) {
 		f.mu.Lock()
@@ -235,27 +242,42 @@ func TestTouchesAreAnsweredOnlyWithProof(t *testing.T) {
 	})
 }
 
-// The leader's registry ends equal to the broker's whatever is lost on the way.
+// The leader's registry ends equal to the broker's whatever is lost on the way: who is open and closed, and when a fetch was that is not
+// the latest of one that goes on.
 func TestRegistryFollows(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		c := fakeClock{time.Now()}
+		c := &handClock{now: time.Hour}
 		f := newFakeLeader(c)
-		have := map[FetchKey]Fetch{}
+		type line struct {
+			Fetch
+			last time.Duration
+		}
+		have := map[FetchKey]line{}
 		r := NewReporter(ReporterConfig{Caller: f, Clock: c, Self: func() (id.BrokerID, id.BrokerEpoch) { return 4, 9 }, Leader: f.Leader,
 			Applied: func() id.Index { return 1 }, Fetches: func() (out []Fetch) {
 				for _, x := range have {
-					out = append(out, x)
+					x.Age = c.now - x.last
+					out = append(out, x.Fetch)
 				}
 				return out
 			}})
 		report := func() error { return r.report(context.Background(), "l", 4, 9) }
 		for range rapid.IntRange(1, 40).Draw(rt, "steps") {
 			k := FetchKey{uint64(rapid.IntRange(1, 4).Draw(rt, "conn")), id.TopicPartition{Topic: "t", Partition: int32(rapid.IntRange(0, 3).Draw(rt, "p"))}}
-			switch rapid.IntRange(0, 5).Draw(rt, "what") {
+			switch rapid.IntRange(0, 7).Draw(rt, "what") {
 			case 0, 1:
-				have[k] = Fetch{Conn: k.Conn, ClientID: fmt.Sprint("c", k.Conn), Addr: "a", TopicPartition: k.TopicPartition}
+				if !have[k].Closed {
+					have[k] = line{Fetch{Conn: k.Conn, ClientID: fmt.Sprint("c", k.Conn), Host: "a", TopicPartition: k.TopicPartition}, c.now}
+				}
 			case 2:
 				delete(have, k)
+			case 6:
+				if x, ok := have[k]; ok {
+					x.Closed = true
+					have[k] = x
+				}
+			case 7:
+				c.now += time.Duration(rapid.IntRange(1, 7000).Draw(rt, "ms")) * time.Millisecond
 			case 3:
 				_ = report()
 			case 4: // the answer is lost
@@ -275,8 +297,14 @@ func TestRegistryFollows(t *testing.T) {
 		for p := range int32(4) {
 			for _, x := range f.col.Fetching(id.TopicPartition{Topic: "t", Partition: p}) {
 				n++
-				if w, ok := have[FetchKey{x.Conn, x.TopicPartition}]; !ok || w.ClientID != x.ClientID || x.Broker != 4 {
+				w, ok := have[FetchKey{x.Conn, x.TopicPartition}]
+				if !ok || w.ClientID != x.ClientID || w.Closed != x.Closed || x.Broker != 4 {
 					rt.Fatalf("the leader has %+v", x)
+				}
+				// One that goes on may have fetched since what is known of it, by less than two refreshes.
+				exact := w.Closed || c.now-w.last > registryIdle
+				if late := w.last - x.Last; late < 0 || exact && late > 0 || late > registryRefresh {
+					rt.Fatalf("the leader has %+v, its last fetch was at %v, it is %v", x, w.last, c.now)
 				}
 			}
 		}
@@ -288,7 +316,7 @@ func TestRegistryFollows(t *testing.T) {
 
 func FuzzDecodeReport(f *testing.F) {
 	f.Add((&Report{Broker: 1, Epoch: 2, Applied: 3, Voted: 7, Sessions: []id.SessionID{4}, RegistrySeq: 5,
-		Fetches: []Fetch{{Conn: 6, ClientID: "c", Addr: "a:1", TopicPartition: id.TopicPartition{Topic: "t", Partition: 7}, Age: time.Second}},
+		Fetches: []Fetch{{Conn: 6, ClientID: "c", Host: "a", TopicPartition: id.TopicPartition{Topic: "t", Partition: 7}, Age: time.Second, Closed: true}},
 		Gone:    []FetchKey{{8, id.TopicPartition{Topic: "u"}}}}).encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := decodeReport(b)

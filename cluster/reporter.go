@@ -44,7 +44,7 @@ type ReporterConfig struct {
 	// Sessions names the ZooKeeper sessions heard since the last answered report; answered is called when a leader that had
 	// proved itself has taken them.
 	Sessions func() (sessions []id.SessionID, answered func())
-	// Fetches lists who fetches what from this broker.
+	// Fetches lists who fetches what from this broker, or did.
 	Fetches func() []Fetch
 	Log     *slog.Logger
 }
@@ -54,6 +54,7 @@ const (
 	maxReportsOut   = 8
 	ownEvery        = 3               // beats; the lease has 0.9 s left when the next report to itself is made, which no network can lose
 	registryRefresh = 5 * time.Second // how old the leader's Age of an active fetch may be
+	registryIdle    = 2 * time.Second // of a fetch that is older than this the leader's Age is exact
 )
 
 // Reporter sends this broker's reports and holds its lease. Run does the work; the other methods may be called from any
@@ -228,13 +229,18 @@ type registryState struct {
 	leader  id.DirectoryID
 	seq     uint64 // of the last change made
 	acked   uint64
-	flying  bool                       // a change is on its way; the next waits for its fate
-	known   map[FetchKey]time.Duration // when last told (Boot)
-	pending map[FetchKey]time.Duration // known once the change is taken
+	flying  bool // a change is on its way; the next waits for its fate
+	known   map[FetchKey]toldFetch
+	pending map[FetchKey]toldFetch // known once the change is taken
+}
+
+type toldFetch struct {
+	at     time.Duration // last (Boot)
+	closed bool
 }
 
 func (s *registryState) reset(leader id.DirectoryID) {
-	*s = registryState{leader: leader, known: map[FetchKey]time.Duration{}}
+	*s = registryState{leader: leader, known: map[FetchKey]toldFetch{}}
 }
 
 func (s *registryState) settle(leader id.DirectoryID, seq uint64, taken bool) {
@@ -263,13 +269,14 @@ func (r *Reporter) registryDelta(leader id.DirectoryID, rep *Report, now time.Du
 	if s.flying {
 		return false
 	}
-	next := make(map[FetchKey]time.Duration, len(s.known))
+	next := make(map[FetchKey]toldFetch, len(s.known))
 	for _, f := range r.cfg.Fetches() {
 		k := FetchKey{f.Conn, f.TopicPartition}
 		told, known := s.known[k]
-		if !known || now-told > registryRefresh && f.Age < now-told {
+		moved := f.Age < now-told.at && (now-told.at > registryRefresh || f.Age > registryIdle)
+		if !known || moved || f.Closed != told.closed {
 			rep.Fetches = append(rep.Fetches, f)
-			told = now
+			told = toldFetch{now, f.Closed}
 		}
 		next[k] = told
 	}

@@ -8,13 +8,15 @@ import (
 	"github.com/barnabas-mq/barnabas/internal/id"
 )
 
-// Fetch is one line of the registry of who fetches what: a client connection at a broker and a partition that it fetches.
+// Fetch is one line of the registry of who fetches what: a client connection at a broker and a partition that it fetches or, when it is
+// closed, fetched.
 type Fetch struct {
 	Conn     uint64 // unique while the broker's process lives
 	ClientID string
-	Addr     string // the client's, host:port
+	Host     string // of the client; "" with Closed: of anybody who is not told apart
 	id.TopicPartition
-	Age time.Duration // since the last fetch, when the report was made
+	Age    time.Duration // since the last fetch, when the report was made
+	Closed bool          // the connection is no more
 }
 
 // FetchKey names a line of one broker's registry.
@@ -49,7 +51,7 @@ type ReportReply struct {
 	RegistrySeq uint64
 }
 
-const reportVersion = 1
+const reportVersion = 2
 
 func (r *Report) encode() []byte {
 	b := []byte{reportVersion}
@@ -67,8 +69,9 @@ func (r *Report) encode() []byte {
 		f := &r.Fetches[i]
 		b = appendFetchKey(b, FetchKey{f.Conn, f.TopicPartition})
 		b = appendString(b, f.ClientID)
-		b = appendString(b, f.Addr)
+		b = appendString(b, f.Host)
 		b = binary.BigEndian.AppendUint32(b, uint32(min(max(f.Age, 0)/time.Millisecond, 1<<32-1)))
+		b = append(b, flag(f.Closed))
 	}
 	b = binary.BigEndian.AppendUint32(b, uint32(len(r.Gone)))
 	for _, k := range r.Gone {
@@ -100,10 +103,10 @@ func decodeReport(b []byte) (*Report, error) {
 		r.Sessions = append(r.Sessions, id.SessionID(d.uint64()))
 	}
 	r.RegistrySeq = d.uint64()
-	for range d.count(fetchKeyMin + 2 + 2 + 4) {
+	for range d.count(fetchKeyMin + 2 + 2 + 4 + 1) {
 		k := d.fetchKey()
-		r.Fetches = append(r.Fetches, Fetch{Conn: k.Conn, TopicPartition: k.TopicPartition, ClientID: d.string(), Addr: d.string(),
-			Age: time.Duration(d.uint32()) * time.Millisecond})
+		r.Fetches = append(r.Fetches, Fetch{Conn: k.Conn, TopicPartition: k.TopicPartition, ClientID: d.string(), Host: d.string(),
+			Age: time.Duration(d.uint32()) * time.Millisecond, Closed: d.uint8() == 1})
 	}
 	for range d.count(fetchKeyMin) {
 		r.Gone = append(r.Gone, d.fetchKey())
@@ -117,11 +120,14 @@ func decodeReport(b []byte) (*Report, error) {
 func (r *ReportReply) encode() []byte {
 	b := binary.BigEndian.AppendUint64([]byte{reportVersion}, uint64(r.Term))
 	b = binary.BigEndian.AppendUint64(b, uint64(r.ClockMs))
-	granted := byte(0)
-	if r.Granted {
-		granted = 1
+	return binary.BigEndian.AppendUint64(append(b, flag(r.Granted)), r.RegistrySeq)
+}
+
+func flag(set bool) byte {
+	if set {
+		return 1
 	}
-	return binary.BigEndian.AppendUint64(append(b, granted), r.RegistrySeq)
+	return 0
 }
 
 func decodeReportReply(b []byte) (ReportReply, error) {

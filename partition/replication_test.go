@@ -497,7 +497,7 @@ func testLongPollEndsWithClientAndLeader(t *testing.T) {
 		done := make(chan FetchResult, 1)
 		go func() {
 			done <- b.m.Fetch(ctx, &FetchRequest{Version: 12, MinBytes: 1, MaxWait: time.Minute, MaxBytes: 1 << 20,
-				Client: Client{Conn: 7, ClientID: "c", Address: "a:1"},
+				Client: Client{Conn: 7, ClientID: "c", Host: "a"},
 				Items:  []FetchItem{{Topic: "t", LeaderEpoch: -1, MaxBytes: 1 << 20}}})[0]
 		}()
 		eventually(t, "the poll to be parked", func() bool {
@@ -515,7 +515,7 @@ func testLongPollEndsWithClientAndLeader(t *testing.T) {
 	cancel()
 	<-done
 	b.m.ConnectionClosed(7)
-	if got := b.m.Fetches(); len(got) != 0 {
+	if got := b.m.Fetches(); len(got) != 1 || !got[0].Closed {
 		t.Errorf("fetches of a closed connection: %+v", got)
 	}
 	done = park(context.Background())
