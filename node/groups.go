@@ -1,7 +1,6 @@
 package node
 
 import (
-	"net"
 	"time"
 
 	"github.com/barnabas-mq/barnabas/groupcoord"
@@ -17,18 +16,15 @@ func (n *node) newMind() core.Mind {
 	return core.NewCoordinator(cfg)
 }
 
-// fetching is who fetches a partition, as the brokers have reported it to this node, which leads.
+// fetching is who fetches a partition, or did, as the brokers have reported it to this node, which leads.
 func (n *node) fetching(tp id.TopicPartition) []core.Fetcher {
 	lines, now := n.collector.Fetching(tp), n.clock.Boot()
 	v := n.raft.View()
 	out := make([]core.Fetcher, 0, len(lines))
 	for _, l := range lines {
-		f := core.Fetcher{Broker: l.Broker, Conn: l.Conn, ClientID: l.ClientID, Host: l.Addr, Idle: now - l.Last}
+		f := core.Fetcher{Broker: l.Broker, Conn: l.Conn, ClientID: l.ClientID, Host: l.Host, Idle: now - l.Last, Closed: l.Closed}
 		if b, ok := v.Broker(l.Broker); ok {
 			f.Epoch = b.Epoch
-		}
-		if host, _, err := net.SplitHostPort(l.Addr); err == nil {
-			f.Host = host
 		}
 		out = append(out, f)
 	}

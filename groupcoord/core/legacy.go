@@ -131,6 +131,8 @@ type legacyGroup struct {
 	publishAt time.Duration                        // of the last generation of this term; never: none
 	fenceAt   time.Duration                        // fences are looked at no sooner
 	fetchers  map[id.TopicPartition]*reservedFetch // of partitions that are, or were, reserved
+	fenced    bool                                 // connections are
+	owned     map[id.TopicPartition]ownedSince
 	next      time.Duration
 }
 
@@ -174,7 +176,7 @@ type reason struct{ cause, text string }
 // loadLegacy finds the groups of znode consumers at the start of the term.
 func (c *Coordinator) loadLegacy() {
 	c.v.Fences(func(f *state.Fence) bool {
-		c.adoptFence(f)
+		c.legacyTurn(c.legacyGroup(f.Group))
 		return true
 	})
 	c.v.Groups(func(row *state.Group) bool {
@@ -191,7 +193,8 @@ func (c *Coordinator) legacyGroup(name string) *legacyGroup {
 	g := c.legacy.groups[name]
 	if g == nil {
 		g = &legacyGroup{name: name, stale: true, since: never, retryAt: never, next: never, publishAt: never, regs: map[string]parsed{}, fresh: map[string]parsed{},
-			pattern: map[string]pattern{}, used: map[state.Gate]holdSum{}, failed: map[id.SessionID]*failedMember{}, budget: map[spender]time.Duration{}, releases: map[id.SessionID]RequestID{}, fetchers: map[id.TopicPartition]*reservedFetch{}}
+			pattern: map[string]pattern{}, used: map[state.Gate]holdSum{}, failed: map[id.SessionID]*failedMember{}, budget: map[spender]time.Duration{}, releases: map[id.SessionID]RequestID{},
+			fetchers: map[id.TopicPartition]*reservedFetch{}, owned: map[id.TopicPartition]ownedSince{}}
 		c.legacy.groups[name] = g
 		row, _ := c.v.Legacy(name)
 		c.beginGeneration(g, row)
@@ -373,7 +376,7 @@ func (c *Coordinator) legacyTurn(g *legacyGroup) {
 	if g.next != never {
 		c.mark(g.next)
 	}
-	idle := len(g.joins)+len(g.claims)+len(g.reads)+len(g.mixes)+len(g.failed)+len(g.fetchers) == 0 && g.putting == 0 && len(g.releases) == 0 && g.since == never
+	idle := len(g.joins)+len(g.claims)+len(g.reads)+len(g.mixes)+len(g.failed)+len(g.fetchers) == 0 && !g.fenced && g.putting == 0 && len(g.releases) == 0 && g.since == never
 	if idle && len(g.want.members) == 0 && (g.row == nil || len(g.row.Members)+len(g.row.Reserved) == 0) && !c.isAsked(g.name) {
 		delete(c.legacy.groups, g.name)
 	}

@@ -512,6 +512,9 @@ func (c *Coordinator) ownerChanged(g *legacyGroup, p state.Path, kind state.Chan
 		h.check = h.check || h.partition == n && state.OwnersTopic(h.topic) == tp.Topic
 	}
 	g.dueFor(tp.Topic, n)
+	if z, ok := c.v.Owner(g.name, p.Topic, p.Name); ok && kind == state.ZnodeCreated {
+		g.owned[tp] = ownedSince{z.Stat.Czxid, c.now}
+	}
 	if g.fetchers[tp] != nil {
 		g.fenceAt = c.now // connections of the one before are cut off at once
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -13,7 +14,7 @@ import (
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
-// Fetcher is a client connection that fetches a partition, as the brokers report it.
+// Fetcher is a client connection that fetches a partition, or did, as the brokers report it.
 type Fetcher struct {
 	Broker   id.BrokerID
 	Epoch    id.BrokerEpoch
@@ -21,6 +22,8 @@ type Fetcher struct {
 	ClientID string
 	Host     string
 	Idle     time.Duration // since its last fetch of the partition, as far as is known: at most activeFetch when it goes on
+	// Closed: the connection is no more. A broker tells the last one of each client id and host; one without a host stands for all others.
+	Closed bool
 }
 
 func (f Fetcher) is(x Fetcher) bool {
@@ -43,7 +46,19 @@ type reservedFetch struct {
 	member  string
 	seen    time.Duration // in this term, first
 	fetch   []Fetcher     // the connections, as they were when it ended
+	reader  *Fetcher      // the member's, whatever its client id; nil: it cannot be told
 	asked   time.Duration // for a fence, last
+}
+
+// isOf reports whether a connection is surely one of the group: old JVM consumers that set no client id give the group's name.
+func (f *reservedFetch) isOf(group string, x Fetcher) bool {
+	return x.ClientID == group || f.reader != nil && f.reader.is(x)
+}
+
+// ownedSince is a claim that was seen in this term.
+type ownedSince struct {
+	claimed id.ZXID
+	at      time.Duration
 }
 
 // turnReservations ends reservations: when the connections that fetched the partition are gone, or one session timeout after the
@@ -90,7 +105,11 @@ func (c *Coordinator) reservedFor(g *legacyGroup, r *state.Reservation) time.Dur
 	}
 	age := max(c.now-f.seen, time.Duration(c.v.ClockMs()-r.SinceMs)*time.Millisecond) // the cluster's clock is coarse
 	left := max(time.Duration(r.TimeoutMs)*time.Millisecond-age, 0)
-	switch settled := max(f.seen+reportsSettle, reportsBegin); {
+	settled := max(f.seen+reportsSettle, reportsBegin)
+	if c.cfg.Fetching != nil && f.reader == nil && c.now >= settled {
+		f.reader = c.readerOf(g, r, tp)
+	}
+	switch {
 	case c.cfg.Fetching == nil:
 		return left
 	case !c.stopped(g, f, tp, r.Host):
@@ -105,7 +124,7 @@ func (c *Coordinator) reservedFor(g *legacyGroup, r *state.Reservation) time.Dur
 // machine may have several addresses, under the group's name. One that is there and asks for nothing, as that of a frozen process,
 // counts as stopped when it can be cut off before the partition has another owner.
 func (c *Coordinator) stopped(g *legacyGroup, f *reservedFetch, tp id.TopicPartition, host string) bool {
-	now := c.cfg.Fetching(tp)
+	now := c.fetching(tp)
 	if c.now-f.seen <= reportsSettle || c.now <= reportsBegin {
 		for _, x := range now {
 			if (x.Host == host || x.ClientID == g.name) && !slices.ContainsFunc(f.fetch, x.is) {
@@ -114,32 +133,63 @@ func (c *Coordinator) stopped(g *legacyGroup, f *reservedFetch, tp id.TopicParti
 		}
 	}
 	return !slices.ContainsFunc(now, func(x Fetcher) bool {
-		frozen := x.Idle > activeFetch && x.ClientID == g.name && c.v.GateOn(g.name, state.GateFence)
+		frozen := x.Idle > activeFetch && f.isOf(g.name, x) && c.v.GateOn(g.name, state.GateFence)
 		return !frozen && slices.ContainsFunc(f.fetch, x.is)
 	})
+}
+
+// fetching lists the open connections that fetch a partition.
+func (c *Coordinator) fetching(tp id.TopicPartition) []Fetcher {
+	if c.cfg.Fetching == nil {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(c.cfg.Fetching(tp)), func(x Fetcher) bool { return x.Closed })
+}
+
+// readerOf finds the connection of an expired member that has a client id of its own, or one that its library gives to all (kafka-node,
+// pykafka): others on its machine may read the same partition under it, simple consumers or another group. The member committed the
+// partition since it had claimed it, so it fetched it; when of all connections that did so since, under its address and client id, open or
+// closed, there is but one, that is the member's. nil: it cannot be told, and the reservation's bound is what there is. It takes brokers
+// that live since the claim: another incarnation does not know who was there before.
+func (c *Coordinator) readerOf(g *legacyGroup, r *state.Reservation, tp id.TopicPartition) *Fetcher {
+	o, ok := c.v.Offset(g.name, tp.Topic, tp.Partition)
+	p, there := c.v.Partition(tp.Topic, tp.Partition)
+	if !ok || !there || r.Claimed == 0 || o.Mzxid <= r.Claimed {
+		return nil
+	}
+	client, byKafka := strings.CutSuffix(o.By, "@"+r.Host) // as the broker names who commits without a member
+	if !byKafka && o.By != r.Member {
+		return nil
+	}
+	for _, replica := range p.Replicas {
+		b, ok := c.v.Broker(replica)
+		if !ok || b.Liveness != state.Live || b.Registered == 0 || b.Registered > r.Claimed {
+			return nil
+		}
+	}
+	since := time.Duration(math.MaxInt64)
+	if own := g.owned[tp]; own.claimed == r.Claimed {
+		since = max(c.now-own.at, activeFetch)
+	}
+	var all []Fetcher
+	for _, x := range c.cfg.Fetching(tp) {
+		anybody := x.Closed && x.Host == ""
+		if x.Idle <= since && (anybody || x.Host == r.Host && (!byKafka || x.ClientID == client)) {
+			all = append(all, x)
+		}
+	}
+	if len(all) != 1 {
+		return nil
+	}
+	return &all[0]
 }
 
 // fenceBeat is how often connections of expired members are looked at: whether they are to be cut off, and whether they are gone.
 const fenceBeat = time.Second
 
-// adoptFence goes on with what an earlier coordinator has cut off.
-func (c *Coordinator) adoptFence(f *state.Fence) {
-	g := c.legacyGroup(f.Group)
-	tp := id.TopicPartition{Topic: f.Topic, Partition: f.Partition}
-	r := g.fetchers[tp]
-	if r == nil || r.member != f.Member {
-		r = &reservedFetch{member: f.Member, seen: c.now}
-		g.fetchers[tp] = r
-	}
-	r.fetch = append(r.fetch, Fetcher{Broker: f.Broker, Epoch: f.Epoch, Conn: f.Conn, ClientID: f.Group})
-}
-
 // unfenced lists the connections that are to be cut off from a partition before it gets another owner: they fetched it when the session of
-// its last one expired, and may go on. Only those whose client id is the group, as with old JVM consumers that set none, are
-// surely of the group: others on the same machine may fetch the same partition. That a client id and address committed the partition in the
-// group while its member owned it does not tell either: kafka-node's and pykafka's ids are the same for all, and when the member's process
-// died, the one connection left under them is somebody else's. It would take a registry that remembers closed connections for as long as a
-// session lasts.
+// its last one expired, and may go on. Only those that are surely the member's (readerOf), or under the group's name: others on the same
+// machine may fetch the same partition.
 func (c *Coordinator) unfenced(g *legacyGroup, tp id.TopicPartition, claimer string) []Fetcher {
 	f := g.fetchers[tp]
 	if f == nil || f.member == claimer || !c.v.GateOn(g.name, state.GateFence) {
@@ -147,14 +197,15 @@ func (c *Coordinator) unfenced(g *legacyGroup, tp id.TopicPartition, claimer str
 	}
 	live := c.liveFetches(f, tp)
 	return slices.DeleteFunc(slices.Clone(f.fetch), func(x Fetcher) bool {
-		return x.ClientID != g.name || !slices.Contains(live, x.Conn) || c.v.Fenced(x.Broker, x.Epoch, x.Conn, tp.Topic, tp.Partition)
+		return !f.isOf(g.name, x) || !slices.ContainsFunc(live, x.is) || c.v.Fenced(x.Broker, x.Epoch, x.Conn, tp.Topic, tp.Partition)
 	})
 }
 
 // turnFences cuts connections of an expired member off from the partitions that others claim, or have, before the claims are granted;
-// and forgets them when they are gone or the partition is their member's again.
+// and lifts what is over.
 func (c *Coordinator) turnFences(g *legacyGroup) {
-	if len(g.fetchers) == 0 {
+	g.fenced = c.v.AnyFence() && len(c.fencesOf(g)) > 0
+	if len(g.fetchers) == 0 && !g.fenced {
 		return
 	}
 	claimed := map[id.TopicPartition]bool{}
@@ -164,7 +215,7 @@ func (c *Coordinator) turnFences(g *legacyGroup) {
 			claimed[tp] = len(c.unfenced(g, tp, member)) > 0
 		}
 	}
-	if row, _ := c.v.Group(g.name); row != nil && len(row.Members) > 0 { // members by Kafka's protocol are given partitions without a claim
+	if row, _ := c.v.Group(g.name); row != nil && len(row.Members) > 0 { // members by Kafka's protocols are given partitions without a claim
 		for tp := range g.fetchers {
 			claimed[tp] = claimed[tp] || len(c.unfenced(g, tp, "")) > 0
 		}
@@ -177,10 +228,9 @@ func (c *Coordinator) turnFences(g *legacyGroup) {
 	}
 	if c.now >= g.fenceAt {
 		g.fenceAt = c.now + fenceBeat
+		c.liftFences(g)
 	}
-	if len(g.fetchers) > 0 {
-		g.wake(g.fenceAt)
-	}
+	g.wake(g.fenceAt)
 }
 
 func (c *Coordinator) turnFence(g *legacyGroup, f *reservedFetch, tp id.TopicPartition, claimed bool) {
@@ -188,52 +238,63 @@ func (c *Coordinator) turnFence(g *legacyGroup, f *reservedFetch, tp id.TopicPar
 		return
 	}
 	owner := c.ownedByLegacy(g.name, tp.Topic, tp.Partition)
-	live := c.liveFetches(f, tp)
-	one := func(x Fetcher) *statepb.FencedFetch {
-		return &statepb.FencedFetch{Broker: int32(x.Broker), Epoch: uint64(x.Epoch), Conn: x.Conn, Topic: tp.Topic, Partition: tp.Partition}
+	if len(c.liveFetches(f, tp)) == 0 || owner == f.member {
+		delete(g.fetchers, tp)
+		return
 	}
 	cut := &statepb.FenceFetches{Group: g.name, Member: f.member}
 	if claimed || owner != "" {
 		for _, x := range c.unfenced(g, tp, owner) {
-			cut.Fetches = append(cut.Fetches, one(x))
-		}
-	}
-	lift := &statepb.FenceFetches{Group: g.name, Member: f.member, Lift: true}
-	for _, x := range f.fetch {
-		over := !slices.Contains(live, x.Conn) || owner == f.member || !c.v.GateOn(g.name, state.GateFence)
-		if over && c.v.Fenced(x.Broker, x.Epoch, x.Conn, tp.Topic, tp.Partition) {
-			lift.Fetches = append(lift.Fetches, one(x))
-		}
-	}
-	for _, cmd := range []*statepb.FenceFetches{cut, lift} {
-		if len(cmd.Fetches) > 0 {
-			f.asked = c.now
-			c.last++
-			c.do(Action{Request: c.last, Propose: &statepb.Command{Body: &statepb.Command_FenceFetches{FenceFetches: cmd}}})
+			cut.Fetches = append(cut.Fetches, &statepb.FencedFetch{Broker: int32(x.Broker), Epoch: uint64(x.Epoch), Conn: x.Conn, Topic: tp.Topic, Partition: tp.Partition})
 		}
 	}
 	if len(cut.Fetches) > 0 {
+		f.asked = c.now
+		c.fence(cut)
 		c.do(Action{Count: &Count{Gate: string(state.GateFence)}, Note: &Note{"group: connections of an expired member get no more records of a partition that others claim",
 			[]any{"group", g.name, "member", f.member, "topic", tp.Topic, "partition", tp.Partition}}})
 	}
-	if (len(live) == 0 || owner == f.member) && len(lift.Fetches) == 0 {
-		delete(g.fetchers, tp)
+}
+
+func (c *Coordinator) fence(cmd *statepb.FenceFetches) {
+	c.last++
+	c.do(Action{Request: c.last, Propose: &statepb.Command{Body: &statepb.Command_FenceFetches{FenceFetches: cmd}}})
+}
+
+// fencesOf lists a group's fences.
+func (c *Coordinator) fencesOf(g *legacyGroup) (all []*state.Fence) {
+	c.v.Fences(func(f *state.Fence) bool {
+		if f.Group == g.name {
+			all = append(all, f)
+		}
+		return true
+	})
+	return all
+}
+
+// liftFences ends the fences whose connections are gone, and those of a member that has the partition again, whoever set them.
+func (c *Coordinator) liftFences(g *legacyGroup) {
+	lift := &statepb.FenceFetches{Group: g.name, Lift: true}
+	for _, f := range c.fencesOf(g) {
+		tp := id.TopicPartition{Topic: f.Topic, Partition: f.Partition}
+		x := Fetcher{Broker: f.Broker, Epoch: f.Epoch, Conn: f.Conn}
+		gone := c.now >= reportsBegin && !slices.ContainsFunc(c.fetching(tp), x.is)
+		if gone || c.ownedByLegacy(g.name, f.Topic, f.Partition) == f.Member || !c.v.GateOn(g.name, state.GateFence) {
+			lift.Fetches = append(lift.Fetches, &statepb.FencedFetch{Broker: int32(f.Broker), Epoch: uint64(f.Epoch), Conn: f.Conn, Topic: f.Topic, Partition: f.Partition})
+		}
+	}
+	if len(lift.Fetches) > 0 {
+		c.fence(lift)
 	}
 }
 
 // liveFetches are the connections of f that still fetch. A new coordinator has no reports yet: then all of them.
-func (c *Coordinator) liveFetches(f *reservedFetch, tp id.TopicPartition) []uint64 {
-	var now []Fetcher
-	if c.cfg.Fetching != nil {
-		now = c.cfg.Fetching(tp)
+func (c *Coordinator) liveFetches(f *reservedFetch, tp id.TopicPartition) []Fetcher {
+	if c.now < reportsBegin {
+		return f.fetch
 	}
-	var live []uint64
-	for _, x := range f.fetch {
-		if c.now < reportsBegin || slices.ContainsFunc(now, x.is) {
-			live = append(live, x.Conn)
-		}
-	}
-	return live
+	now := c.fetching(tp)
+	return slices.DeleteFunc(slices.Clone(f.fetch), func(x Fetcher) bool { return !slices.ContainsFunc(now, x.is) })
 }
 
 func sortedPartitions[V any](m map[id.TopicPartition]V) []id.TopicPartition {

@@ -92,7 +92,11 @@ func (p *teller) tell(l line) {
 		p.must(&pb.Command{Body: &pb.Command_SetConfig{SetConfig: &pb.SetConfig{Type: state.GroupConfigs, Name: "g", ZnodeVersion: -1,
 			Entries: []*pb.ConfigEntry{{Name: state.GatesOff, Value: l.kv["off"]}}}}})
 	case "fetches": // a connection of a member
-		p.fetching = append(p.fetching, Fetcher{Broker: 1, Epoch: 1, Conn: uint64(l.num("conn", 1)), ClientID: l.str("client", "g"), Host: l.str("host", "10.0.0.1")})
+		p.fetching = append(p.fetching, Fetcher{Broker: 1, Epoch: 1, Conn: uint64(l.num("conn", 1)), ClientID: l.str("client", "g"), Host: l.str("host", "10.0.0.1"), Closed: l.kv["is"] == "closed"})
+	case "closes": // a connection, and the broker remembers it
+		for i := range p.fetching {
+			p.fetching[i].Closed = p.fetching[i].Closed || p.fetching[i].Conn == uint64(l.num("conn", 1))
+		}
 	case "freezes": // the process that has a connection
 		p.frozen[uint64(l.num("conn", 1))] = p.now
 	case "disconnects":

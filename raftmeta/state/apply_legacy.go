@@ -269,7 +269,7 @@ func (s *State) ownedBy(ses *Session) []owned {
 		}
 		o := &all[len(all)-1]
 		o.reserve = append(o.reserve, &Reservation{Topic: p.Topic, Name: p.Name, Partition: z.Partition, Member: member, Host: ses.Host,
-			Session: ses.ID, TimeoutMs: ses.TimeoutMs, SinceMs: s.meta.ClockMs})
+			Session: ses.ID, TimeoutMs: ses.TimeoutMs, SinceMs: s.meta.ClockMs, Claimed: z.Stat.Czxid})
 	}
 	return all
 }

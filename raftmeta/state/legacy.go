@@ -52,8 +52,9 @@ type Reservation struct {
 	Member    string // consumer id
 	Host      string // of its session
 	Session   id.SessionID
-	TimeoutMs int32 // of its session: a reservation lasts no longer
-	SinceMs   int64 // cluster clock
+	TimeoutMs int32   // of its session: a reservation lasts no longer
+	SinceMs   int64   // cluster clock
+	Claimed   id.ZXID // when its owner had claimed it
 }
 
 // Shows returns the registration of an id, nil if it is not shown.
@@ -200,6 +201,7 @@ func (r *Reservation) encode(e *enc) {
 	e.i64(6, int64(r.TimeoutMs))
 	e.i64(7, r.SinceMs)
 	e.str(8, r.Host)
+	e.i64(9, int64(r.Claimed))
 }
 
 func (r *Reservation) decode(d *dec) {
@@ -221,6 +223,8 @@ func (r *Reservation) decode(d *dec) {
 			r.SinceMs = d.i64()
 		case 8:
 			r.Host = d.str()
+		case 9:
+			r.Claimed = id.ZXID(d.i64())
 		default:
 			d.unknown()
 		}

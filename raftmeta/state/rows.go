@@ -178,7 +178,8 @@ type Broker struct {
 	Endpoints                 []Endpoint
 	ZooKeeper, Cluster, Admin Endpoint
 	Rack, Build               string
-	Stat                      Stat // of its znode
+	Stat                      Stat    // of its znode
+	Registered                id.ZXID // when the incarnation was
 }
 
 // Endpoint returns the address of the named listener.
@@ -209,6 +210,7 @@ func (b *Broker) encode(e *enc) {
 	e.str(13, b.Rack)
 	e.str(14, b.Build)
 	e.sub(15, b.Stat.encode)
+	e.i64(16, int64(b.Registered))
 }
 
 func (b *Broker) decode(d *dec) {
@@ -246,6 +248,8 @@ func (b *Broker) decode(d *dec) {
 			b.Build = d.str()
 		case 15:
 			d.sub(b.Stat.decode)
+		case 16:
+			b.Registered = id.ZXID(d.i64())
 		default:
 			d.unknown()
 		}
