@@ -1,19 +1,13 @@
 package integration
 
 import (
-	"errors"
 	"fmt"
-	"path"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
-
-	"github.com/barnabas-mq/barnabas/zkcompat/jute"
 )
 
 // gates are places at which a member stops as long as they are shut.
@@ -83,9 +77,10 @@ func (s *scene) awaitDoing(g *gates, what string) {
 // kafkaMember is what members by both of Kafka's protocols have.
 type kafkaMember struct {
 	gates
-	s    *scene
-	name string
-	peer *peer
+	s        *scene
+	name     string
+	instance *string // group.instance.id; nil: it is no static member
+	peer     *peer
 
 	state   sync.Mutex
 	leaving bool
@@ -105,27 +100,45 @@ func (m *kafkaMember) over() bool {
 
 // ---- by JoinGroup ----
 
-// classic is a member by JoinGroup and SyncGroup, eager: gates "join", "lead" (the leader's SyncGroup), "follow" (another's).
+// classic is a member by JoinGroup and SyncGroup: gates "join", "lead" (the leader's SyncGroup), "follow" (another's) and, of a cooperative
+// one, "revoke" (what it was not given again it goes on to read).
 type classic struct {
 	kafkaMember
+	cooperative bool // it keeps what it has while it joins again (KIP-429)
 
 	// Under state.
 	id         string
 	generation int32
 	leader     bool
+	skip       bool // as a leader that is back it leaves everybody what they have (KIP-814)
 	members    []kmsg.JoinGroupResponseMember
 	in, synced bool
+	joins      int  // that were answered
 	version    byte // of its subscription: another one is a reason for a rebalance
 	have       []int32
+	revoked    []int32 // of what it had, by rebalances of a cooperative group
+
+	ended chan struct{} // closed when it does nothing more
 }
 
 func (s *scene) classic(name string) *classic {
-	return &classic{kafkaMember: kafkaMember{s: s, name: name, peer: s.peer()}}
+	return &classic{kafkaMember: kafkaMember{s: s, name: name, peer: s.peer()}, ended: make(chan struct{})}
 }
+
+// static makes members static ones: each an instance by its name.
+func static[M interface{ base() *kafkaMember }](members ...M) {
+	for _, m := range members {
+		b := m.base()
+		b.instance = &b.name
+	}
+}
+
+func (m *kafkaMember) base() *kafkaMember { return m }
 
 // live is a member from its join to the end of the scene, or until it leaves.
 func (m *classic) live() *classic {
 	m.s.members.Go(func() {
+		defer close(m.ended)
 		defer m.peer.close()
 		for !m.over() {
 			m.state.Lock()
@@ -157,41 +170,67 @@ func (m *classic) resubscribe() {
 func (m *classic) release() {
 	m.state.Lock()
 	defer m.state.Unlock()
+	m.lose()
+}
+
+func (m *classic) lose() {
 	for _, p := range m.have {
 		m.s.give(m.name, p)
 	}
 	m.have = nil
 }
 
+// protocol is how the group's leader assigns.
+func (m *classic) protocol() string {
+	if m.cooperative {
+		return "cooperative-sticky"
+	}
+	return "range"
+}
+
 func (m *classic) join() {
-	m.release()
+	if !m.cooperative {
+		m.release()
+	}
 	if !m.pass(m.s, "join") {
 		return
 	}
 	m.state.Lock()
-	req := kmsg.NewPtrJoinGroupRequest()
-	req.Version, req.Group, req.MemberID, req.ProtocolType = 9, m.s.group, m.id, "consumer"
-	req.SessionTimeoutMillis, req.RebalanceTimeoutMillis = int32(lostSession.Milliseconds()), int32(lostSession.Milliseconds())
-	meta := kmsg.NewConsumerMemberMetadata()
-	meta.Topics, meta.UserData = []string{lostTopic}, []byte{m.version}
-	req.Protocols = []kmsg.JoinGroupRequestProtocol{{Name: "range", Metadata: meta.AppendTo(nil)}}
-	version := m.version
+	req, version := m.joinRequest(), m.version
 	m.state.Unlock()
 	asked := m.s.generation()
 	m.does("join")
 	resp := m.peer.ask(req).(*kmsg.JoinGroupResponse)
 	m.state.Lock()
 	defer m.state.Unlock()
+	m.joined(resp, asked, version)
+}
+
+// joinRequest is how the member joins. Under state.
+func (m *classic) joinRequest() *kmsg.JoinGroupRequest {
+	req := kmsg.NewPtrJoinGroupRequest()
+	req.Version, req.Group, req.MemberID, req.InstanceID, req.ProtocolType = 9, m.s.group, m.id, m.instance, "consumer"
+	req.SessionTimeoutMillis, req.RebalanceTimeoutMillis = int32(lostSession.Milliseconds()), int32(lostSession.Milliseconds())
+	meta := kmsg.NewConsumerMemberMetadata()
+	meta.Version, meta.Topics, meta.UserData = 1, []string{lostTopic}, []byte{m.version}
+	if len(m.have) > 0 {
+		meta.OwnedPartitions = []kmsg.ConsumerMemberMetadataOwnedPartition{{Topic: lostTopic, Partitions: m.have}}
+	}
+	req.Protocols = []kmsg.JoinGroupRequestProtocol{{Name: m.protocol(), Metadata: meta.AppendTo(nil)}}
+	return req
+}
+
+// joined takes the answer to a JoinGroup with a version of the subscription; asked is the highest generation of before. Under state.
+func (m *classic) joined(resp *kmsg.JoinGroupResponse, asked int32, version byte) {
 	switch resp.ErrorCode {
 	case 0:
 		m.s.rose(m.name, asked, resp.Generation)
 		m.id, m.generation, m.leader, m.members = resp.MemberID, resp.Generation, resp.LeaderID == resp.MemberID, resp.Members
-		m.in, m.synced = m.version == version, false
+		m.skip, m.in, m.synced, m.joins = resp.SkipAssignment, m.version == version, false, m.joins+1
 	case kerr.MemberIDRequired.Code:
 		m.id = resp.MemberID
-	case kerr.UnknownMemberID.Code:
-		m.id = ""
-	case kerr.RebalanceInProgress.Code:
+	case kerr.UnknownMemberID.Code, kerr.RebalanceInProgress.Code:
+		m.out("JoinGroup", resp.ErrorCode)
 	default:
 		m.s.fatal("%s: JoinGroup: %v", m.name, kerr.ErrorForCode(resp.ErrorCode))
 	}
@@ -209,18 +248,22 @@ func (m *classic) sync() {
 	}
 	m.state.Lock()
 	req := kmsg.NewPtrSyncGroupRequest()
-	req.Version, req.Group, req.MemberID, req.Generation = 5, m.s.group, m.id, m.generation
-	consumer, protocol := "consumer", "range"
+	req.Version, req.Group, req.MemberID, req.InstanceID, req.Generation = 5, m.s.group, m.id, m.instance, m.generation
+	consumer, protocol := "consumer", m.protocol()
 	req.ProtocolType, req.Protocol = &consumer, &protocol
-	if m.leader {
+	switch {
+	case !m.leader || m.skip:
+	case m.cooperative:
+		req.GroupAssignment = m.sticky()
+	default:
 		req.GroupAssignment = shares(m.members)
 	}
 	m.state.Unlock()
 	m.does(gate)
 	resp := m.peer.ask(req).(*kmsg.SyncGroupResponse)
-	m.state.Lock()
-	defer m.state.Unlock()
 	if resp.ErrorCode != 0 {
+		m.state.Lock()
+		defer m.state.Unlock()
 		m.out("SyncGroup", resp.ErrorCode)
 		return
 	}
@@ -228,16 +271,36 @@ func (m *classic) sync() {
 	if err := a.ReadFrom(resp.MemberAssignment); err != nil {
 		m.s.fatal("%s: assignment: %v", m.name, err)
 	}
+	var told []int32
 	for _, t := range a.Topics {
-		for _, p := range t.Partitions {
-			m.s.take(m.name, p)
-			m.have = append(m.have, p)
-		}
+		told = append(told, t.Partitions...)
 	}
-	m.synced = m.in
+	m.follow(told)
 }
 
-// out has a member join again for an error that says so.
+// follow moves to what the member was given. A cooperative one that lost something joins again, so that others get it.
+func (m *classic) follow(told []int32) {
+	m.state.Lock()
+	lost := slices.DeleteFunc(slices.Clone(m.have), func(p int32) bool { return slices.Contains(told, p) })
+	m.state.Unlock()
+	if len(lost) > 0 && !m.pass(m.s, "revoke") {
+		return
+	}
+	m.state.Lock()
+	defer m.state.Unlock()
+	for _, p := range lost {
+		m.s.give(m.name, p)
+	}
+	for _, p := range told {
+		m.s.take(m.name, p)
+	}
+	m.have, m.revoked = told, append(m.revoked, lost...)
+	if m.synced = m.in; len(lost) > 0 {
+		m.in, m.synced = false, false
+	}
+}
+
+// out has a member join again for an error that says so. Unless others are merely to join too, it has lost what it had. Under state.
 func (m *classic) out(what string, code int16) {
 	switch code {
 	case kerr.UnknownMemberID.Code:
@@ -246,13 +309,16 @@ func (m *classic) out(what string, code int16) {
 	default:
 		m.s.fatal("%s: %s: %v", m.name, what, kerr.ErrorForCode(code))
 	}
+	if code != kerr.RebalanceInProgress.Code {
+		m.lose()
+	}
 	m.in, m.synced = false, false
 }
 
 func (m *classic) heartbeat() {
 	m.state.Lock()
 	req := kmsg.NewPtrHeartbeatRequest()
-	req.Version, req.Group, req.MemberID, req.Generation = 4, m.s.group, m.id, m.generation
+	req.Version, req.Group, req.MemberID, req.InstanceID, req.Generation = 4, m.s.group, m.id, m.instance, m.generation
 	m.state.Unlock()
 	resp := m.peer.ask(req).(*kmsg.HeartbeatResponse)
 	m.state.Lock()
@@ -260,6 +326,15 @@ func (m *classic) heartbeat() {
 	if resp.ErrorCode != 0 && m.generation == req.Generation && m.in {
 		m.out("Heartbeat", resp.ErrorCode)
 	}
+}
+
+// vanish ends the member's process without a word.
+func (m *classic) vanish() {
+	m.state.Lock()
+	m.leaving = true
+	m.state.Unlock()
+	<-m.ended
+	m.release()
 }
 
 // leave has the member leave, on a connection of its own; who had left already is unknown.
@@ -286,18 +361,54 @@ func (m *classic) leave() {
 // shares deals the partitions out to members in their order.
 func shares(members []kmsg.JoinGroupResponseMember) (all []kmsg.SyncGroupRequestGroupAssignment) {
 	for i, m := range members {
-		a := kmsg.NewConsumerMemberAssignment()
-		t := kmsg.NewConsumerMemberAssignmentTopic()
-		t.Topic = lostTopic
+		var mine []int32
 		for p := range int32(lostPartitions) {
 			if int(p)%len(members) == i {
-				t.Partitions = append(t.Partitions, p)
+				mine = append(mine, p)
 			}
 		}
-		a.Topics = append(a.Topics, t)
-		all = append(all, kmsg.SyncGroupRequestGroupAssignment{MemberID: m.MemberID, MemberAssignment: a.AppendTo(nil)})
+		all = append(all, assignment(m.MemberID, mine))
 	}
 	return all
+}
+
+// sticky deals the partitions out so that each member keeps as much as it may; what it loses nobody gets before it has given it up.
+func (m *classic) sticky() (all []kmsg.SyncGroupRequestGroupAssignment) {
+	owned, free := map[string][]int32{}, []int32{}
+	for p := range int32(lostPartitions) {
+		free = append(free, p)
+	}
+	for _, o := range m.members {
+		var meta kmsg.ConsumerMemberMetadata
+		if err := meta.ReadFrom(o.ProtocolMetadata); err != nil {
+			m.s.fatal("%s: the subscription of %s: %v", m.name, o.MemberID, err)
+		}
+		for _, t := range meta.OwnedPartitions {
+			owned[o.MemberID] = append(owned[o.MemberID], t.Partitions...)
+		}
+		free = slices.DeleteFunc(free, func(p int32) bool { return slices.Contains(owned[o.MemberID], p) })
+	}
+	q, r := lostPartitions/len(m.members), lostPartitions%len(m.members)
+	members := slices.Clone(m.members) // who has most gets one more
+	slices.SortStableFunc(members, func(a, b kmsg.JoinGroupResponseMember) int { return len(owned[b.MemberID]) - len(owned[a.MemberID]) })
+	for i, o := range members {
+		share := q
+		if i < r {
+			share++
+		}
+		keeps := owned[o.MemberID][:min(share, len(owned[o.MemberID]))]
+		n := min(share-len(keeps), len(free))
+		keeps, free = append(slices.Clone(keeps), free[:n]...), free[n:]
+		all = append(all, assignment(o.MemberID, keeps))
+	}
+	return all
+}
+
+func assignment(member string, partitions []int32) kmsg.SyncGroupRequestGroupAssignment {
+	a, t := kmsg.NewConsumerMemberAssignment(), kmsg.NewConsumerMemberAssignmentTopic()
+	t.Topic, t.Partitions = lostTopic, partitions
+	a.Topics = append(a.Topics, t)
+	return kmsg.SyncGroupRequestGroupAssignment{MemberID: member, MemberAssignment: a.AppendTo(nil)}
 }
 
 // inOne says why the members are not all in one generation with their assignments.
@@ -315,6 +426,25 @@ func inOne(members ...*classic) func() error {
 		}
 		return nil
 	}
+}
+
+func (m *classic) leads() bool {
+	m.state.Lock()
+	defer m.state.Unlock()
+	return m.leader
+}
+
+// answered is how often it has joined.
+func (m *classic) answered() int {
+	m.state.Lock()
+	defer m.state.Unlock()
+	return m.joins
+}
+
+func (m *classic) parts() []int32 {
+	m.state.Lock()
+	defer m.state.Unlock()
+	return slices.Sorted(slices.Values(m.have))
 }
 
 func (m *classic) place() (id string, generation int32) {
@@ -354,7 +484,7 @@ func (m *consumer) live() *consumer {
 func (m *consumer) request(epoch int32) *kmsg.ConsumerGroupHeartbeatRequest {
 	req := kmsg.NewPtrConsumerGroupHeartbeatRequest()
 	req.Version, req.Group, req.MemberID, req.MemberEpoch = 1, m.s.group, m.id, epoch
-	req.RebalanceTimeoutMillis = int32(lostSession.Milliseconds())
+	req.InstanceID, req.RebalanceTimeoutMillis = m.instance, int32(lostSession.Milliseconds())
 	req.SubscribedTopicNames = []string{lostTopic}
 	req.Topics = []kmsg.ConsumerGroupHeartbeatRequestTopic{}
 	if len(m.own) > 0 {
@@ -417,14 +547,17 @@ func (m *consumer) follow(a *kmsg.ConsumerGroupHeartbeatResponseAssignment) {
 	m.own = told
 }
 
-func (m *consumer) leave() {
+func (m *consumer) leave() { m.leaves(-1) }
+
+// leaves ends the member; epoch -2 says that it will be back.
+func (m *consumer) leaves(epoch int32) {
 	m.state.Lock()
 	m.leaving = true
 	for _, p := range m.own {
 		m.s.give(m.name, p)
 	}
 	m.own = nil
-	req := m.request(-1)
+	req := m.request(epoch)
 	m.state.Unlock()
 	p := m.s.peer()
 	defer p.close()
@@ -451,314 +584,5 @@ func share(members ...*consumer) func() error {
 			epoch = e
 		}
 		return nil
-	}
-}
-
-// ---- by znodes ----
-
-// elder is a member by znodes that does what the JVM consumer does (zk-paths.md 2): gates "release", "read" (of offsets), "claim".
-type elder struct {
-	gates
-	s         *scene
-	name, id  string
-	conn      *zsession
-	nullFirst bool // it registers as kafka-node: without data first
-
-	state   sync.Mutex
-	session int64
-	listed  []string // the ids of the generation that it acts by
-	have    map[int32]bool
-	offsets map[int32]int64 // as it read them before it claimed
-	refused []string        // claims and reads that failed
-	writes  int64           // offset that it commits when it releases; 0: none
-}
-
-func (s *scene) elder(name string, atCoordinator bool) *elder {
-	return &elder{s: s, name: name, id: s.group + "_" + name, conn: s.session(atCoordinator), have: map[int32]bool{}, offsets: map[int32]int64{}}
-}
-
-// retry does one thing until a connection that lives has carried it out.
-func (m *elder) retry(what string, do func() error) error {
-	m.does(what)
-	for {
-		err := do()
-		switch {
-		case errors.Is(err, errLost):
-			select {
-			case <-m.s.quit:
-				return err
-			case <-time.After(5 * time.Millisecond):
-			}
-		case errors.Is(err, errExpired):
-			select {
-			case <-m.s.quit:
-				return err
-			default:
-				m.s.fatal("%s: %s: %v", m.name, what, err)
-			}
-		default:
-			return err
-		}
-	}
-}
-
-// create makes an ephemeral node; one that an earlier try has made is as good.
-func (m *elder) create(what, node string, data []byte) error {
-	return m.retry(what, func() error {
-		err := m.conn.create(node, data, jute.FlagEphemeral)
-		if !errors.Is(err, errNodeExists) {
-			return err
-		}
-		_, stat, found := m.conn.get(node)
-		switch {
-		case found == nil && stat.EphemeralOwner == m.conn.session():
-			return nil
-		case errors.Is(found, errNoNode):
-			return err
-		case found != nil:
-			return found
-		}
-		return err
-	})
-}
-
-func (m *elder) register() {
-	data := `{"version":1,"subscription":{"` + lostTopic + `":1},"pattern":"static","timestamp":"1400000000000"}`
-	node := m.s.ids() + "/" + m.id
-	var err error
-	if m.nullFirst {
-		if err = m.create("register", node, nil); err == nil {
-			err = m.retry("set", func() error { return m.conn.set(node, []byte(data)) })
-		}
-	} else {
-		err = m.create("register", node, []byte(data))
-	}
-	if err != nil {
-		m.s.fatal("%s: registration: %v", m.name, err)
-	}
-	m.state.Lock()
-	m.session = m.conn.session()
-	m.state.Unlock()
-}
-
-func (s *scene) ids() string    { return "/consumers/" + s.group + "/ids" }
-func (s *scene) owners() string { return "/consumers/" + s.group + "/owners/" + lostTopic }
-func (s *scene) offsetNode(p int32) string {
-	return fmt.Sprintf("/consumers/%s/offsets/%s/%d", s.group, lostTopic, p)
-}
-
-// mkdirs makes the group's directories, and the offsets' nodes.
-func (s *scene) mkdirs() {
-	if s.zk != nil {
-		return
-	}
-	s.zk = s.session(false)
-	m := elder{s: s, name: "onlooker", conn: s.zk}
-	var mkdir func(node string)
-	mkdir = func(node string) {
-		if node != "/" {
-			mkdir(path.Dir(node))
-			err := m.retry("mkdir", func() error { return s.zk.create(node, []byte("0"), 0) })
-			if err != nil && !errors.Is(err, errNodeExists) {
-				s.fatal("%s: %v", node, err)
-			}
-		}
-	}
-	mkdir(s.ids())
-	mkdir(s.owners())
-	for p := range int32(lostPartitions) {
-		mkdir(s.offsetNode(p))
-	}
-}
-
-// live registers and follows the ids until the scene ends.
-func (m *elder) live() *elder {
-	m.s.mkdirs()
-	m.s.members.Go(func() {
-		m.register()
-		for {
-			var names []string
-			var changed <-chan struct{}
-			err := m.retry("list", func() (err error) { names, changed, err = m.conn.children(m.s.ids(), true); return err })
-			if err != nil {
-				return
-			}
-			if !m.rebalance(names) { // as after the back-off of a JVM consumer
-				select {
-				case <-m.s.quit:
-					return
-				case <-time.After(100 * time.Millisecond):
-				}
-				continue
-			}
-			m.does("follow")
-			select {
-			case <-changed:
-			case <-m.s.quit:
-				return
-			}
-		}
-	})
-	return m
-}
-
-// rebalance releases, reads offsets and claims what range gives it among the ids; false: it is to try again.
-func (m *elder) rebalance(names []string) bool {
-	slices.Sort(names)
-	for _, name := range names {
-		err := m.retry("registration", func() error { _, _, err := m.conn.get(m.s.ids() + "/" + name); return err })
-		if err != nil {
-			return m.fails("registration of %s: %v", name, err)
-		}
-	}
-	if !slices.Contains(names, m.id) {
-		return m.fails("it is not among %v", names)
-	}
-	if !m.release() {
-		return true
-	}
-	mine := ranged(names, m.id)
-	for _, p := range mine {
-		if !m.pass(m.s, "read") {
-			return true
-		}
-		var data []byte
-		if err := m.retry("read", func() (err error) { data, _, err = m.conn.get(m.s.offsetNode(p)); return err }); err != nil {
-			return m.fails("offset of %d: %v", p, err)
-		}
-		at, err := strconv.ParseInt(string(data), 10, 64)
-		if err != nil {
-			return m.fails("offset of %d: %v", p, err)
-		}
-		m.state.Lock()
-		m.offsets[p] = at
-		m.state.Unlock()
-	}
-	for _, p := range mine {
-		if !m.pass(m.s, "claim") {
-			return true
-		}
-		if err := m.create("claim", m.owner(p), []byte(m.id+"-0")); err != nil {
-			return m.fails("claim of %d: %v", p, err)
-		}
-		m.s.take(m.name, p)
-		m.state.Lock()
-		m.have[p] = true
-		m.state.Unlock()
-	}
-	m.state.Lock()
-	m.listed = names
-	m.state.Unlock()
-	return true
-}
-
-func (m *elder) owner(p int32) string { return fmt.Sprintf("%s/%d", m.s.owners(), p) }
-
-// release commits and gives up everything; false: the scene is over.
-func (m *elder) release() bool {
-	m.state.Lock()
-	have, writes := []int32{}, m.writes
-	for p := range m.have {
-		have = append(have, p)
-	}
-	m.state.Unlock()
-	if len(have) > 0 && !m.pass(m.s, "release") {
-		return false
-	}
-	slices.Sort(have)
-	for _, p := range have {
-		if writes > 0 {
-			m.writeOffset(p, writes)
-		}
-		m.s.give(m.name, p)
-		err := m.retry("delete", func() error { return m.conn.delete(m.owner(p)) })
-		select {
-		case <-m.s.quit:
-			return false
-		default:
-		}
-		if err != nil && !errors.Is(err, errNoNode) {
-			m.s.fatal("%s: release of %d: %v", m.name, p, err)
-		}
-		m.state.Lock()
-		delete(m.have, p)
-		m.state.Unlock()
-	}
-	return true
-}
-
-func (m *elder) writeOffset(p int32, offset int64) {
-	err := m.retry("commit", func() error { return m.conn.set(m.s.offsetNode(p), strconv.AppendInt(nil, offset, 10)) })
-	if err != nil {
-		m.s.fatal("%s: commit of %d: %v", m.name, p, err)
-	}
-}
-
-func (m *elder) fails(format string, args ...any) bool {
-	select {
-	case <-m.s.quit:
-		return true
-	default:
-	}
-	m.state.Lock()
-	defer m.state.Unlock()
-	m.refused = append(m.refused, m.name+": "+fmt.Sprintf(format, args...))
-	for p := range m.have {
-		m.s.give(m.name, p)
-		_ = m.conn.delete(m.owner(p))
-	}
-	clear(m.have)
-	return false
-}
-
-// ranged is kafka.consumer.RangeAssignor for members of one thread each.
-func ranged(names []string, id string) (mine []int32) {
-	at, n := int32(slices.Index(names, id)), int32(len(names))
-	q, r := lostPartitions/n, lostPartitions%n
-	from := q*at + min(at, r)
-	for p := range q + max(0, min(1, r-at)) {
-		mine = append(mine, from+p)
-	}
-	return mine
-}
-
-// settled says why the members have not claimed what the newest list gives them. others is how many names there are beside theirs.
-func settled(pool int, members ...*elder) func() error {
-	return func() error {
-		for _, m := range members {
-			m.state.Lock()
-			listed, have := slices.Clone(m.listed), len(m.have)
-			m.state.Unlock()
-			if got := len(listed); pool >= 0 && got != len(members)+pool {
-				return fmt.Errorf("%s acts by %v, want %d and %d of the pool", m.name, listed, len(members), pool)
-			}
-			if want := len(ranged(listed, m.id)); len(listed) == 0 || have != want {
-				return fmt.Errorf("%s has %d partitions, want %d of %v", m.name, have, want, listed)
-			}
-			if err := m.is("follow"); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-}
-
-// whole checks at the end that nothing failed and that the sessions are those of the beginning.
-func (s *scene) whole(members ...*elder) {
-	for _, m := range members {
-		m.state.Lock()
-		refused, session := m.refused, m.session
-		m.state.Unlock()
-		if len(refused) > 0 {
-			s.fatal("attempts that failed: %s", strings.Join(refused, "; "))
-		}
-		if now := m.conn.session(); now != session {
-			s.fatal("session %x of %s became %x", session, m.name, now)
-		}
-		var stat jute.Stat
-		err := m.retry("registration", func() (err error) { _, stat, err = m.conn.get(s.ids() + "/" + m.id); return err })
-		if err != nil || stat.EphemeralOwner != session {
-			s.fatal("the registration of %s: %v, of session %x", m.name, err, session)
-		}
 	}
 }

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -215,7 +216,8 @@ type zombie struct {
 	member     string
 	generation int32
 	partition  int32
-	keeps      int64 // the offset that must stay
+	keeps      int64   // the offset that must stay
+	instance   *string // nil: it was no static member
 }
 
 // fatal fails the test and ends the goroutine that says so, of a scene or a member.
@@ -358,16 +360,20 @@ func (s *scene) described(p *peer, state string, members int) error {
 
 // commit commits one offset as a member and returns the code.
 func (s *scene) commit(member string, generation, partition int32, offset int64) int16 {
-	p := s.peer()
-	defer p.close()
-	return p.ask(s.commitRequest(member, generation, partition, offset)).(*kmsg.OffsetCommitResponse).Topics[0].Partitions[0].ErrorCode
+	return s.commits(zombie{member: member, generation: generation, partition: partition}, offset)
 }
 
-func (s *scene) commitRequest(member string, generation, partition int32, offset int64) *kmsg.OffsetCommitRequest {
+func (s *scene) commits(z zombie, offset int64) int16 {
+	p := s.peer()
+	defer p.close()
+	return p.ask(s.commitRequest(z, offset)).(*kmsg.OffsetCommitResponse).Topics[0].Partitions[0].ErrorCode
+}
+
+func (s *scene) commitRequest(z zombie, offset int64) *kmsg.OffsetCommitRequest {
 	req := kmsg.NewPtrOffsetCommitRequest()
-	req.Version, req.Group, req.MemberID, req.Generation = 9, s.group, member, generation
+	req.Version, req.Group, req.MemberID, req.Generation, req.InstanceID = 9, s.group, z.member, z.generation, z.instance
 	t, tp := kmsg.NewOffsetCommitRequestTopic(), kmsg.NewOffsetCommitRequestTopicPartition()
-	t.Topic, tp.Partition, tp.Offset = lostTopic, partition, offset
+	t.Topic, tp.Partition, tp.Offset = lostTopic, z.partition, offset
 	t.Partitions = append(t.Partitions, tp)
 	req.Topics = append(req.Topics, t)
 	return req
@@ -385,7 +391,7 @@ func (s *scene) offset(partition int32) int64 {
 
 // refused has a commit refused that a zombie makes, with one of the codes; and again later, at the coordinator of before (stage.zombies).
 func (s *scene) refused(z zombie, codes ...*kerr.Error) {
-	got := s.commit(z.member, z.generation, z.partition, 1)
+	got := s.commits(z, 1)
 	if !slices.ContainsFunc(codes, func(e *kerr.Error) bool { return e.Code == got }) {
 		s.fatal("a commit of generation %d by %s is answered %v, the group is in %d", z.generation, z.member, kerr.ErrorForCode(got), s.generation())
 	}
@@ -531,7 +537,8 @@ func elsewhere(resp kmsg.Response) bool {
 // wire is one connection of a client by Kafka's protocol.
 type wire struct {
 	net.Conn
-	last int32
+	client string // its client id; "": steps
+	last   int32
 }
 
 func (w *wire) ask(req kmsg.Request) (kmsg.Response, error) {
@@ -543,7 +550,7 @@ func (w *wire) ask(req kmsg.Request) (kmsg.Response, error) {
 
 func (w *wire) send(req kmsg.Request) error {
 	w.last++
-	_, err := w.Write(kmsg.NewRequestFormatter(kmsg.FormatterClientID("steps")).AppendRequest(nil, req, w.last))
+	_, err := w.Write(kmsg.NewRequestFormatter(kmsg.FormatterClientID(cmp.Or(w.client, "steps"))).AppendRequest(nil, req, w.last))
 	return err
 }
 
@@ -579,7 +586,7 @@ func (st *stage) zombies(undo func()) {
 			if err != nil {
 				continue // it is dead
 			}
-			t := told{s, z, s.commitRequest(z.member, z.generation, z.partition, 1), &wire{Conn: conn}}
+			t := told{s, z, s.commitRequest(z, 1), &wire{Conn: conn}}
 			defer conn.Close()
 			_ = conn.SetDeadline(time.Now().Add(lostLimit))
 			if err := t.w.send(t.req); err == nil {
@@ -613,7 +620,7 @@ func (st *stage) zombies(undo func()) {
 }
 
 // session opens a ZooKeeper session at the coordinator's node, or at another one.
-func (s *scene) session(atCoordinator bool) *zsession {
+func (s *scene) session(atCoordinator bool, timeout time.Duration) *zsession {
 	at, _ := s.coordinator()
 	var hosts []string
 	for _, n := range s.c.Nodes {
@@ -626,7 +633,7 @@ func (s *scene) session(atCoordinator bool) *zsession {
 	} else {
 		hosts = append(hosts, at.ZooKeeper)
 	}
-	z := newZSession(hosts, func(addr string) (net.Conn, error) {
+	z := newZSession(hosts, timeout, func(addr string) (net.Conn, error) {
 		c, err := net.DialTimeout("tcp", addr, 5*time.Second)
 		if err == nil {
 			s.stage.mu.Lock()

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -63,10 +64,17 @@ var lostSteps = []struct {
 	{"classic: Heartbeat", false, lostHeartbeat},
 	{"classic: OffsetCommit is under way", false, lostCommit},
 	{"classic: LeaveGroup is under way", false, lostLeave},
+	{"classic: static members are away, the leader among them", false, lostStatic},
+	{"cooperative: SyncGroup of the first phase is under way", false, lostFirstPhase},
+	{"cooperative: what was revoked is given up", false, lostBetweenPhases},
+	{"cooperative: JoinGroup of the second phase, all but one wait", false, lostSecondJoin},
+	{"cooperative: SyncGroup of the second phase is under way", false, lostSecondSync},
 	{"consumer: the first heartbeat", false, lostFirstBeat},
 	{"consumer: the word that partitions were given up is under way", false, func(s *scene) { lostRevoked(s, true) }},
 	{"consumer: given up, not yet given to the next", false, func(s *scene) { lostRevoked(s, false) }},
 	{"consumer: leaving", false, lostFarewell},
+	{"consumer: the word that a static member goes for a while is under way", false, func(s *scene) { lostAway(s, true) }},
+	{"consumer: a static member is away", false, func(s *scene) { lostAway(s, false) }},
 	{"znodes: registration, the settle window is open", true, lostSettle},
 	{"znodes: registration is held for a generation", false, func(s *scene) { lostRegister(s, false) }},
 	{"znodes: registration by setData is held", false, func(s *scene) { lostRegister(s, true) }},
@@ -148,7 +156,7 @@ func beyond(s *scene, members ...*classic) {
 		}
 		return inOne(members...)()
 	})
-	s.refused(zombie{id, old, 0, offset}, kerr.IllegalGeneration)
+	s.refused(zombie{member: id, generation: old, partition: 0, keeps: offset}, kerr.IllegalGeneration)
 }
 
 func (s *scene) three() (a, b, c *classic) {
@@ -275,8 +283,165 @@ func lostLeave(s *scene) {
 	c.leave()
 	<-s.elected
 	s.stable(2, inOne(a, b))
-	s.refused(zombie{id, generation, 2, 40}, kerr.UnknownMemberID)
+	s.refused(zombie{member: id, generation: generation, partition: 2, keeps: 40}, kerr.UnknownMemberID)
 	beyond(s, a, b)
+}
+
+// lostStatic: members that come back as the instances that they were have what they had, and nobody else notices. Who comes as they were
+// before is fenced.
+func lostStatic(s *scene) {
+	all := []*classic{s.classic("a"), s.classic("b"), s.classic("c")}
+	static(all...)
+	for _, m := range all {
+		m.live()
+	}
+	s.stable(3, inOne(all...))
+	leader := slices.IndexFunc(all, (*classic).leads)
+	all[0], all[leader] = all[leader], all[0]
+	_, generation := all[0].place()
+	ids, parts, joins := []string{}, [][]int32{}, all[2].answered()
+	for _, m := range all[:2] {
+		id, _ := m.place()
+		ids, parts = append(ids, id), append(parts, m.parts())
+		m.vanish()
+	}
+	if code := s.commits(zombie{member: ids[1], generation: generation, partition: 1, instance: all[1].instance}, 40); code != 0 {
+		s.fatal("commit: %v", kerr.ErrorForCode(code))
+	}
+	s.struckHere()
+	<-s.elected
+	for i, m := range all[:2] {
+		back := s.classic(m.name + "2")
+		back.instance = m.instance
+		all[i] = back.live()
+	}
+	s.stable(3, inOne(all...))
+	for i, m := range all[:2] {
+		id, now := m.place()
+		if now != generation || !slices.Equal(m.parts(), parts[i]) || id == ids[i] {
+			s.fatal("%s is back as %s in generation %d with %v, it was %s in %d with %v", m.name, id, now, m.parts(), ids[i], generation, parts[i])
+		}
+		s.fenced(m, ids[i], generation)
+		s.refused(zombie{ids[i], generation, 1, 40, m.instance}, kerr.FencedInstanceID)
+	}
+	if now := all[2].answered(); now != joins {
+		s.fatal("the member that stayed joined %d times meanwhile", now-joins)
+	}
+	beyond(s, all...)
+}
+
+// fenced has who was replaced ask as it did before: each time it hears that it was fenced.
+func (s *scene) fenced(m *classic, memberID string, generation int32) {
+	p := s.peer()
+	defer p.close()
+	beat := kmsg.NewPtrHeartbeatRequest()
+	beat.Version, beat.Group, beat.MemberID, beat.InstanceID, beat.Generation = 4, s.group, memberID, m.instance, generation
+	sync := kmsg.NewPtrSyncGroupRequest()
+	sync.Version, sync.Group, sync.MemberID, sync.InstanceID, sync.Generation = 3, s.group, memberID, m.instance, generation
+	join := m.joinRequest()
+	join.MemberID = memberID
+	for _, code := range []int16{p.ask(beat).(*kmsg.HeartbeatResponse).ErrorCode, p.ask(sync).(*kmsg.SyncGroupResponse).ErrorCode,
+		p.ask(join).(*kmsg.JoinGroupResponse).ErrorCode} {
+		if code != kerr.FencedInstanceID.Code {
+			s.fatal("%s, which was replaced, is answered %v", memberID, kerr.ErrorForCode(code))
+		}
+	}
+}
+
+// ---- classic, by two phases (KIP-429) ----
+
+// cooperatives are two members with everything between them, and a third that comes when the gate is shut for all.
+func (s *scene) cooperatives(shut string) []*classic {
+	all := []*classic{s.classic("a"), s.classic("b"), s.classic("c")}
+	for _, m := range all {
+		m.cooperative = true
+	}
+	s.stable(2, inOne(all[0].live(), all[1].live()))
+	for _, m := range all {
+		m.close(shut)
+	}
+	all[2].live()
+	return all
+}
+
+// doing returns when so many members do each thing.
+func (s *scene) doing(all []*classic, want map[string]int) {
+	s.until("the members are at their step", func() error {
+		got := map[string]int{}
+		for _, m := range all {
+			for what := range want {
+				if m.is(what) == nil {
+					got[what]++
+				}
+			}
+		}
+		if !maps.Equal(got, want) {
+			return fmt.Errorf("%v, want %v", got, want)
+		}
+		return nil
+	})
+}
+
+func open(all []*classic, gate string) {
+	for _, m := range all {
+		m.open(gate)
+	}
+}
+
+// cooperated checks that the third member got one partition, and that nobody gave up anything else meanwhile.
+func (s *scene) cooperated(all []*classic) {
+	s.stable(3, inOne(all...))
+	var revoked []int32
+	for _, m := range all {
+		m.state.Lock()
+		revoked = append(revoked, m.revoked...)
+		m.state.Unlock()
+	}
+	if !slices.Equal(revoked, all[2].parts()) || len(revoked) != 1 {
+		s.fatal("the members gave up %v, the one that came has %v", revoked, all[2].parts())
+	}
+	beyond(s, all...)
+}
+
+func lostFirstPhase(s *scene) {
+	all := s.cooperatives("lead")
+	s.doing(all, map[string]int{"at lead": 1, "follow": 2})
+	s.struckHere()
+	open(all, "lead")
+	s.cooperated(all)
+}
+
+func lostBetweenPhases(s *scene) {
+	all := s.cooperatives("revoke")
+	s.doing(all, map[string]int{"at revoke": 1, "heartbeat": 2})
+	s.struckHere()
+	open(all, "revoke")
+	s.cooperated(all)
+}
+
+func lostSecondJoin(s *scene) {
+	all := s.cooperatives("revoke")
+	s.doing(all, map[string]int{"at revoke": 1, "heartbeat": 2})
+	all[2].close("join")
+	open(all, "revoke")
+	s.doing(all, map[string]int{"join": 2, "at join": 1})
+	s.struckHere()
+	<-s.elected
+	all[2].open("join")
+	s.cooperated(all)
+}
+
+func lostSecondSync(s *scene) {
+	all := s.cooperatives("revoke")
+	s.doing(all, map[string]int{"at revoke": 1, "heartbeat": 2})
+	for _, m := range all {
+		m.close("lead")
+	}
+	open(all, "revoke")
+	s.doing(all, map[string]int{"at lead": 1, "follow": 2})
+	s.struckHere()
+	open(all, "lead")
+	s.cooperated(all)
 }
 
 // ---- KIP-848 ----
@@ -289,7 +454,7 @@ func lostFirstBeat(s *scene) {
 	if code := s.commit(a.id, epoch, 0, 7); code != 0 {
 		s.fatal("commit: %v", kerr.ErrorForCode(code))
 	}
-	s.refused(zombie{"nobody", epoch, 0, 7}, kerr.UnknownMemberID)
+	s.refused(zombie{member: "nobody", generation: epoch, partition: 0, keeps: 7}, kerr.UnknownMemberID)
 }
 
 // lostRevoked: a gives half of its partitions up for b. sent tells whether the word of it is under way, or has come and b does not know.
@@ -322,7 +487,7 @@ func lostRevoked(s *scene, sent bool) {
 	if code := s.commit(b.id, epoch, own[0], 60); code != 0 {
 		s.fatal("commit: %v", kerr.ErrorForCode(code))
 	}
-	s.refused(zombie{a.id, old, own[0], 60}, kerr.StaleMemberEpoch)
+	s.refused(zombie{member: a.id, generation: old, partition: own[0], keeps: 60}, kerr.StaleMemberEpoch)
 }
 
 func lostFarewell(s *scene) {
@@ -336,7 +501,48 @@ func lostFarewell(s *scene) {
 	b.leave()
 	<-s.elected
 	s.stable(1, share(a))
-	s.refused(zombie{b.id, epoch, own[0], 40}, kerr.UnknownMemberID)
+	s.refused(zombie{member: b.id, generation: epoch, partition: own[0], keeps: 40}, kerr.UnknownMemberID)
+}
+
+// lostAway: a static member that says that it will be back has what it had when it is. sent tells whether the word of it is under way.
+func lostAway(s *scene, sent bool) {
+	a, b := s.consumer("a"), s.consumer("b")
+	static(a, b)
+	s.stable(2, share(a.live(), b.live()))
+	own, epoch := b.place()
+	if code := s.commits(zombie{member: b.id, generation: epoch, partition: own[0], instance: b.instance}, 40); code != 0 {
+		s.fatal("commit: %v", kerr.ErrorForCode(code))
+	}
+	if !sent {
+		b.leaves(-2)
+	}
+	s.struckHere()
+	if sent {
+		b.leaves(-2)
+	}
+	<-s.elected
+	back := s.consumer("b2")
+	back.instance = b.instance
+	back.live()
+	s.stable(2, share(a, back))
+	now, at := back.place()
+	if _, of := a.place(); !slices.Equal(now, own) || at != epoch || of != epoch {
+		s.fatal("the member is back with %v in epoch %d, the other is in %d; it had %v in %d", now, at, of, own, epoch)
+	}
+	twice := s.consumer("b3")
+	twice.instance = b.instance
+	p := s.peer()
+	defer p.close()
+	for _, told := range []struct {
+		m     *consumer
+		epoch int32
+		want  *kerr.Error
+	}{{b, epoch, kerr.FencedInstanceID}, {twice, 0, kerr.UnreleasedInstanceID}} {
+		if code := p.ask(told.m.request(told.epoch)).(*kmsg.ConsumerGroupHeartbeatResponse).ErrorCode; code != told.want.Code {
+			s.fatal("%s comes as the instance too, and is answered %v", told.m.id, kerr.ErrorForCode(code))
+		}
+	}
+	s.refused(zombie{b.id, epoch, own[0], 40, b.instance}, kerr.FencedInstanceID, kerr.UnknownMemberID)
 }
 
 // ---- znodes ----

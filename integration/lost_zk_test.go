@@ -15,8 +15,9 @@ import (
 // node at once, where it sets its watches again. (go-zookeeper waits, and its setWatches race with its reader.) Two goroutines, until
 // close.
 type zsession struct {
-	hosts []string // in the order in which they are tried
-	dial  func(addr string) (net.Conn, error)
+	hosts   []string // in the order in which they are tried
+	dial    func(addr string) (net.Conn, error)
+	timeout time.Duration // of the session
 
 	mu       sync.Mutex
 	conn     net.Conn // nil: none now
@@ -51,8 +52,8 @@ var (
 	errExpired = errors.New("the session has expired")
 )
 
-func newZSession(hosts []string, dial func(addr string) (net.Conn, error)) *zsession {
-	z := &zsession{hosts: hosts, dial: dial, password: make([]byte, 16), waiting: map[int32]chan zreply{}, watches: map[string]chan struct{}{},
+func newZSession(hosts []string, timeout time.Duration, dial func(addr string) (net.Conn, error)) *zsession {
+	z := &zsession{hosts: hosts, dial: dial, timeout: timeout, password: make([]byte, 16), waiting: map[int32]chan zreply{}, watches: map[string]chan struct{}{},
 		quit: make(chan struct{})}
 	z.wg.Go(z.run)
 	z.wg.Go(z.ping)
@@ -62,14 +63,22 @@ func newZSession(hosts []string, dial func(addr string) (net.Conn, error)) *zses
 // close ends the session.
 func (z *zsession) close() {
 	_, _ = z.ask(jute.OpClose, nil)
+	z.vanish()
+	z.wg.Wait()
+}
+
+// vanish ends the client without a word: its session lasts until it is missed.
+func (z *zsession) vanish() {
 	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.ended {
+		return
+	}
 	z.ended = true
 	close(z.quit)
 	if z.conn != nil {
 		z.conn.Close()
 	}
-	z.mu.Unlock()
-	z.wg.Wait()
 }
 
 func (z *zsession) session() int64 {
@@ -105,7 +114,7 @@ func (z *zsession) run() {
 // attach opens the session, or resumes it with its watches.
 func (z *zsession) attach(conn net.Conn) error {
 	z.mu.Lock()
-	req := jute.ConnectRequest{LastZxidSeen: z.zxid, TimeoutMs: int32(zkSession.Milliseconds()), SessionID: z.id, Password: z.password}
+	req := jute.ConnectRequest{LastZxidSeen: z.zxid, TimeoutMs: int32(z.timeout.Milliseconds()), SessionID: z.id, Password: z.password}
 	z.mu.Unlock()
 	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
 	if _, err := conn.Write(zframe(req.Append(nil))); err != nil {
