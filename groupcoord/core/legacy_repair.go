@@ -221,9 +221,8 @@ func (c *Coordinator) turnFences(g *legacyGroup) {
 		}
 	}
 	for _, tp := range sortedPartitions(g.fetchers) {
-		f := g.fetchers[tp]
-		if due := claimed[tp] && c.now >= f.asked+retryAfter; due || c.now >= g.fenceAt {
-			c.turnFence(g, f, tp, claimed[tp])
+		if claimed[tp] || c.now >= g.fenceAt {
+			c.turnFence(g, g.fetchers[tp], tp, claimed[tp])
 		}
 	}
 	if c.now >= g.fenceAt {
@@ -243,7 +242,7 @@ func (c *Coordinator) turnFence(g *legacyGroup, f *reservedFetch, tp id.TopicPar
 		return
 	}
 	cut := &statepb.FenceFetches{Group: g.name, Member: f.member}
-	if claimed || owner != "" {
+	if (claimed || owner != "") && c.now >= f.asked+retryAfter {
 		for _, x := range c.unfenced(g, tp, owner) {
 			cut.Fetches = append(cut.Fetches, &statepb.FencedFetch{Broker: int32(x.Broker), Epoch: uint64(x.Epoch), Conn: x.Conn, Topic: tp.Topic, Partition: tp.Partition})
 		}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -217,8 +218,8 @@ func (n *Node) Pid() int { return n.proc.Pid() }
 // Log returns the end of the current run's log.
 func (n *Node) Log(lines int) string { return n.proc.Tail(lines) }
 
-// Logged returns how many lines of the current run's log hold the text.
-func (n *Node) Logged(text string) int {
+// Logged returns how many lines of the current run's log hold the texts, all of them.
+func (n *Node) Logged(texts ...string) int {
 	n.t.Helper()
 	data, err := os.ReadFile(n.proc.Log)
 	if err != nil {
@@ -226,7 +227,7 @@ func (n *Node) Logged(text string) int {
 	}
 	lines := 0
 	for line := range strings.Lines(string(data)) {
-		if strings.Contains(line, text) {
+		if !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(line, text) }) {
 			lines++
 		}
 	}
