@@ -48,11 +48,12 @@ type stage struct {
 	onReply func(name string, r Request, resp kmsg.Response, res *pb.Result)
 	onApply func(*state.View, []state.Change)
 	counted map[string]int // rebalances by kind and reason
+	gates   map[state.Gate]holdSum
 }
 
 func newStage(t testing.TB, cfg Config) *stage {
 	s := &stage{t: t, cfg: cfg, s: state.New(), term: 1, open: map[RequestID]Request{}, names: map[RequestID]string{},
-		members: map[string]string{}, gens: map[string]int32{}, counted: map[string]int{}}
+		members: map[string]string{}, gens: map[string]int32{}, counted: map[string]int{}, gates: map[state.Gate]holdSum{}}
 	s.apply(&pb.Command{Body: &pb.Command_Bootstrap{Bootstrap: &pb.Bootstrap{ClusterId: "c", Level: 1}}})
 	s.mind = NewCoordinator(cfg)
 	s.expire()
@@ -86,6 +87,9 @@ func (s *stage) act(acts []Action) {
 	for _, a := range acts {
 		if a.Count != nil && a.Count.Gate == "" {
 			s.counted[a.Count.Kind+" "+a.Count.Reason]++
+		} else if a.Count != nil {
+			u := s.gates[state.Gate(a.Count.Gate)]
+			s.gates[state.Gate(a.Count.Gate)] = holdSum{u.n + 1, u.total + a.Count.Held}
 		}
 		if a.Note != nil {
 			fmt.Fprintf(&s.out, "> log: %s", a.Note.Message)
