@@ -1,10 +1,12 @@
 package raftmeta
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -58,6 +60,67 @@ func TestFullEntryIsAloneUnderWay(t *testing.T) {
 	close(stop)
 	end <- struct{}{}
 	wg.Wait()
+}
+
+// After a well-filled entry the next one waits for most of those that are under way, but not for ever, and not for more than fill one.
+func TestEntryGathersProposers(t *testing.T) {
+	for _, tc := range []struct {
+		name               string
+		first, during, now int           // commands of the first entry, that come while it is under way, and 1 ms after its end
+		after              time.Duration // of its end
+		want               int           // commands of the next
+	}{
+		{"all but a few are back", 40, 10, 33, time.Millisecond, 43},
+		{"too few come back", 40, 10, 32, 4 * time.Millisecond, 42},
+		{"enough wait already", 16, 112, 0, 0, 112},
+		{"more than fill an entry", 100, 63, 1, time.Millisecond, 64},
+		{"an entry that is shared by few", entryShared - 1, 1, 0, 0, 1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCombiner()
+				var sizes []int
+				var begun []time.Time
+				c.apply = func(data []byte) func() (outcome, error) {
+					sizes = append(sizes, bytes.Count(data, tickChunk))
+					begun = append(begun, time.Now())
+					return func() (outcome, error) { time.Sleep(2 * time.Millisecond); return outcome{index: 1}, nil }
+				}
+				c.pushed = func(outcome) {}
+				c.clock = func() (time.Duration, time.Time) { return 0, time.Time{} }
+				c.term = func() uint64 { return 1 }
+				stop := make(chan struct{})
+				var wg sync.WaitGroup
+				wg.Go(func() { c.run(stop, time.Hour) })
+				defer wg.Wait()
+				defer close(stop)
+				start := time.Now()
+				must(t, c.submit(t.Context(), nil, chunk{data: bytes.Repeat(tickChunk, tc.first), count: tc.first}))
+				synctest.Wait()
+				for range tc.during {
+					must(t, c.submit(t.Context(), nil, chunk{data: tickChunk, count: 1}))
+				}
+				if tc.first >= entryShared {
+					time.Sleep(3 * time.Millisecond)
+				}
+				for range tc.now {
+					must(t, c.submit(t.Context(), nil, chunk{data: tickChunk, count: 1}))
+				}
+				time.Sleep(time.Second)
+				synctest.Wait()
+				if len(sizes) < 2 || sizes[1] != tc.want {
+					t.Fatalf("entries of %v commands, want %d in the second", sizes, tc.want)
+				}
+				end := start.Add(2 * time.Millisecond)
+				if tc.first < entryShared {
+					end = start
+				}
+				if after := begun[1].Sub(end); after != tc.after {
+					t.Errorf("the next entry was begun %v after the end of the first, want %v", after, tc.after)
+				}
+			})
+		})
+	}
 }
 
 // Commands proposed together come to their results in order; one that is too large fails alone; another term's do not begin.
