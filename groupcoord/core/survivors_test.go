@@ -83,11 +83,16 @@ func (w *town) published(t *testing.T, limit time.Duration) time.Duration {
 
 // A generation waits 13 s for what members by Kafka's protocol are to give up, and no longer.
 func TestMixedGenerationComesWithinTheBoundOfAJoin(t *testing.T) {
-	w := slowModern(t)
-	begun := w.now
-	w.add("g_a", state.DialectJVM, "t:1").start()
-	if waited := w.published(t, time.Minute) - begun; waited < joinBound || waited > joinBound+100*time.Millisecond {
-		t.Errorf("a join was held for %v, want %v", waited, joinBound)
+	for _, dead := range []bool{false, true} { // it heartbeats and does not poll; or it has not even heard
+		w := slowModern(t)
+		if dead {
+			w.modern("M1").kill()
+		}
+		begun := w.now
+		w.add("g_a", state.DialectJVM, "t:1").start()
+		if waited := w.published(t, time.Minute) - begun; waited < joinBound || waited > joinBound+100*time.Millisecond {
+			t.Errorf("a join was held for %v, want %v", waited, joinBound)
+		}
 	}
 }
 
@@ -134,6 +139,86 @@ func TestMixedReplansWhenTheLastOneLeavesUnseen(t *testing.T) {
 	a.quit(false)
 	w.pass(10 * time.Second)
 	w.want(t, "alone again", "M1 t[0 1 2 3]")
+}
+
+// A consumer by ZooKeeper is not let in beside members that cannot share with it, whether they are in or are just joining.
+func TestNoConsumerBesideThoseThatCannotShare(t *testing.T) {
+	for _, c := range []struct {
+		name, protocolType string
+		metadata           []byte
+		delay              time.Duration
+	}{
+		{"Connect", "connect", []byte("x"), 0}, {"Connect, joining", "connect", []byte("x"), time.Minute}, {"a subscription of its own kind", "consumer", []byte("x"), 0},
+	} {
+		p := &teller{park: newPark(t), raw: map[string]int64{}}
+		p.mind.cfg.InitialDelay = c.delay
+		p.topic("t", 2)
+		join := kmsg.NewPtrJoinGroupRequest()
+		join.Version, join.Group, join.ProtocolType, join.SessionTimeoutMillis, join.RebalanceTimeoutMillis = 1, "g", c.protocolType, 60_000, 60_000
+		join.Protocols = []kmsg.JoinGroupRequestProtocol{{Name: "mine", Metadata: c.metadata}}
+		p.kafka("m", join)
+		p.tellAll("session a", "register a")
+		begun := p.now
+		p.answers(c.name, "")
+		p.ending(begun, 10*time.Second, "a: NODE_EXISTS")
+	}
+}
+
+// What is reserved for the last consumer by ZooKeeper is nobody else's, though nothing else is left of it.
+func TestFreeIsNotWhatIsReserved(t *testing.T) {
+	w := newTown(t)
+	w.topic("t", 4)
+	topic, _ := w.s.View().Topic("t")
+	w.add("g_a", state.DialectJVM, "t:1").start()
+	w.consumer("M1", "t").start()
+	w.pass(10 * time.Second)
+	w.want(t, "shared", "M1 t[2 3]; g_a t[0 1]")
+	crash(w.park, "g_a")
+	w.modern("M1").paused = true
+	w.pass(2 * time.Second)
+	row, _ := w.s.View().Legacy("g")
+	if len(row.Reserved) != 2 || len(row.Members) != 0 {
+		t.Fatalf("reserved %v, members %v", row.Reserved, row.Members)
+	}
+	if !w.mind.hasLegacy(w.s.View(), "g") || w.mind.mixFree(w.s.View(), "g", topic.ID, 0) {
+		t.Error("what is reserved is free")
+	}
+	w.modern("M1").paused = false
+	w.pass(10 * time.Second)
+	w.want(t, "alone", "M1 t[0 1 2 3]")
+	if w.mind.hasLegacy(w.s.View(), "g") {
+		t.Error("the group has consumers by ZooKeeper for ever")
+	}
+}
+
+// A topic that grows, or is another one of the same name, is dealt out anew, whatever else there is to tell of the group.
+func TestLayoutFollowsTopics(t *testing.T) {
+	w := newTown(t)
+	w.topic("t", 4)
+	w.add("g_a", state.DialectJVM, "t:1").start()
+	w.consumer("M1", "t").start()
+	w.pass(10 * time.Second)
+	if m := w.mind.mixOf("g"); m.next.may("t", 5) {
+		t.Error("a partition is shared that there is not")
+	}
+	w.topic("t", 6)
+	if m := w.mind.mixOf("g"); !m.next.may("t", 5) || m.next.may("t", 2) {
+		t.Error("the topic has grown, and its partitions are dealt out as before")
+	}
+	w.pass(10 * time.Second)
+	w.want(t, "grown", "M1 t[3 4 5]; g_a t[0 1 2]")
+}
+
+// Where nobody can tell which topics consumers by ZooKeeper read, everything is theirs.
+func TestUnknownLayoutIsAllTheirs(t *testing.T) {
+	l := unknownLayout([]registered{{"g_a", state.Registration{Pattern: "white_list", Topics: []state.Subscription{{Topic: "(?=x)", Threads: 1}}}}})
+	if l.may("t", 0) {
+		t.Error("a partition may be given away that a pattern which cannot be read may mean")
+	}
+	l = unknownLayout([]registered{{"g_a", state.Registration{Pattern: "static", Topics: []state.Subscription{{Topic: "t", Threads: 1}}}}})
+	if l.may("t", 0) || !l.may("u", 0) {
+		t.Error("of static subscriptions their topics are theirs, and no more")
+	}
 }
 
 // ---- claims ----
@@ -303,7 +388,16 @@ func TestClaimIsRefusedAtItsBound(t *testing.T) {
 	p.said()
 	begun := p.now
 	p.tell(parse("claim b of=t/0"))
+	var seen uint64
+	reply := p.onReply
+	p.onReply = func(name string, r Request, resp kmsg.Response, res *pb.Result) {
+		seen = res.Index
+		reply(name, r, resp, res)
+	}
 	p.ending(begun, 8*time.Second, "b: NODE_EXISTS")
+	if seen != uint64(p.index) {
+		t.Errorf("the refusal is answered from index %d, the state is at %d", seen, p.index)
+	}
 	p.tellAll("delete a of=t/0", "delete a of=t/1", "claim b of=t/0", "claim c of=t/1")
 	p.accounts("claim 1x, 8000 ms")
 }
@@ -544,7 +638,10 @@ func TestGenerationEndsASecondAfterADeath(t *testing.T) {
 
 // joins asks for a registration by a session.
 func (p *teller) joins(session, memberID string, repeat bool) {
-	data := `{"version":1,"subscription":{"t":1},"pattern":"static","timestamp":"1"}`
+	p.joinsAs(session, memberID, readsT, repeat)
+}
+
+func (p *teller) joinsAs(session, memberID, data string, repeat bool) {
 	p.ask(session, Request{Repeat: repeat, Command: &pb.Command{Origin: p.origin(session), Body: &pb.Command_CreateZnode{CreateZnode: &pb.CreateZnode{
 		Path: "/consumers/g/ids/" + memberID, Data: []byte(data), Ephemeral: true}}}})
 }
@@ -560,6 +657,8 @@ func TestRepeatedJoin(t *testing.T) {
 	p.answers("it is published, and this is a repeat", "a: OK")
 	p.joins("b", "a", true)
 	p.answers("another session's", "b: NODE_EXISTS")
+	p.joinsAs("a", "a", `{"version":1,"subscription":{"t":2},"pattern":"static","timestamp":"1"}`, true)
+	p.answers("it registered something else", "a: NODE_EXISTS")
 	p.tellAll("session c", "register c")
 	p.joins("c", "c", false)
 	p.joins("a", "c", false)
@@ -914,8 +1013,10 @@ func TestGateOffEndsItsHolds(t *testing.T) {
 		p.tellAll("session c", "register c", "session d", "session e", "register e") // e's registration is the change
 		p.tellAll("claim a of=t/0", "session f", "register f", "claim f of=t/1")
 		p.advance(time.Second)
-		p.tellAll("expire f")
-		p.advance(time.Second)
+		if gate == "reservation" {
+			p.tellAll("expire f")
+			p.advance(time.Second)
+		}
 		p.said()
 		p.tell(parse(c.ask))
 		p.answers(gate+" is on", "")
@@ -927,4 +1028,18 @@ func TestGateOffEndsItsHolds(t *testing.T) {
 			t.Errorf("%d registrations wait for others to leave, and %d after the gate is off", mixes, left)
 		}
 	}
+}
+
+// What is due while a command of the group is under way waits for that without asking to be called again and again.
+func TestOverdueWhileACommandIsUnderWay(t *testing.T) {
+	p := twoMembers(t)
+	p.tellAll("session c", "register c")
+	p.hold = true
+	p.advance(20 * time.Second) // the stage panics when a deadline does not go
+	if len(p.held) != 1 || p.held[0].Propose.GetPublishGeneration() == nil {
+		t.Fatalf("under way: %v", p.held)
+	}
+	p.said()
+	p.release()
+	p.answers("it was published", "c: OK")
 }
