@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -1042,4 +1043,120 @@ func TestOverdueWhileACommandIsUnderWay(t *testing.T) {
 	p.said()
 	p.release()
 	p.answers("it was published", "c: OK")
+}
+
+// What the mind proposes of its own has a number of its own: the outcome of one command would be taken for that of another.
+func TestProposalsHaveNumbersOfTheirOwn(t *testing.T) {
+	p := twoMembers(t)
+	p.tellAll("session e", "register e")
+	p.advance(time.Second)
+	p.tellAll("claim a of=t/0", "claim b of=t/1", "session x", "register x as=t", "session c")
+	p.advance(9 * time.Second)
+	p.hold = true
+	p.tellAll("expire a", "expire b", "register c")
+	p.advance(7 * time.Second)
+	kinds, numbers := map[string]int{}, map[RequestID]bool{}
+	for _, a := range p.held {
+		if numbers[a.Request] {
+			t.Errorf("two commands have number %d", a.Request)
+		}
+		numbers[a.Request] = true
+		kinds[fmt.Sprintf("%T", a.Propose.Body)]++
+	}
+	for kind, n := range map[string]int{"*statepb.Command_PublishGeneration": 1, "*statepb.Command_ExplainRefusal": 1, "*statepb.Command_ReleaseOwners": 2} {
+		if kinds[kind] != n {
+			t.Errorf("under way are %v, want %d of %s", kinds, n, kind)
+		}
+	}
+}
+
+// ---- reservations ----
+
+// A connection is known by its broker's incarnation too: those of others have the same numbers.
+func TestReservationIsNotForAnotherBrokersConnection(t *testing.T) {
+	for _, other := range []Fetcher{{Broker: 2, Epoch: 1, Conn: 7}, {Broker: 1, Epoch: 2, Conn: 7}, {Broker: 1, Epoch: 1, Conn: 8}} {
+		p := twoMembers(t)
+		p.mind.cfg.Fetching = func(id.TopicPartition) []Fetcher { return p.fetching }
+		p.tellAll("claim a of=t/0", "fetches a conn=7 client=mine")
+		p.advance(time.Second)
+		p.tellAll("expire a")
+		p.advance(2 * time.Second)
+		if g, _ := p.s.View().Legacy("g"); len(g.Reserved) != 1 {
+			t.Fatalf("reserved %v while a connection fetches", g.Reserved)
+		}
+		other.ClientID, other.Host = "mine", "10.0.0.1"
+		p.fetching = []Fetcher{other}
+		p.advance(300 * time.Millisecond)
+		if g, _ := p.s.View().Legacy("g"); len(g.Reserved) != 0 {
+			t.Errorf("the connection has gone, and the partition is kept for %+v", other)
+		}
+	}
+}
+
+// keptFor is how long a partition stays reserved for a session that has expired, while what p tells fetches goes on; at most 10 s.
+func (p *teller) keptFor() time.Duration {
+	for begun := p.now; ; p.advance(50 * time.Millisecond) {
+		if g, _ := p.s.View().Legacy("g"); len(g.Reserved) == 0 || p.now-begun > 10*time.Second {
+			return p.now - begun
+		}
+	}
+}
+
+// expiring is a with a partition and a session of 6 s, just before that expires.
+func expiring(t *testing.T) *teller {
+	t.Helper()
+	p := twoMembers(t)
+	p.frozen = map[uint64]time.Duration{}
+	p.mind.cfg.Fetching = func(id.TopicPartition) []Fetcher { return p.fetches() }
+	p.cfg.Fetching = p.mind.cfg.Fetching
+	p.tellAll("claim a of=t/0")
+	p.advance(time.Second)
+	return p
+}
+
+// A partition is kept as long as a connection goes on that may be the member's: of its machine, or under the group's name; and no longer than
+// a session lasts. Those of strangers keep nothing. One that stands still keeps it if it cannot be cut off.
+func TestWhoKeepsAReservation(t *testing.T) {
+	for _, c := range []struct {
+		fetches string
+		idle    time.Duration // since its last fetch, as reports tell
+		off     string
+		kept    bool
+	}{
+		{"fetches a host=10.0.0.9 client=other", 0, "", false},
+		{"fetches a host=10.0.0.9 client=g", 0, "", true},
+		{"fetches a host=10.0.0.1 client=other", 0, "", true},
+		{"fetches a host=10.0.0.1 client=g", 5 * time.Second, "", true}, // reports refresh it so often
+		{"fetches a host=10.0.0.1 client=g", 7 * time.Second, "", false},
+		{"fetches a host=10.0.0.1 client=g", 7 * time.Second, "fence", true},
+		{"fetches a host=10.0.0.1 client=g", 0, "reservation", false},
+	} {
+		p := expiring(t)
+		p.tellAll(c.fetches, "gates g off="+c.off)
+		p.fetching[0].Idle = c.idle
+		p.tellAll("expire a")
+		if kept := p.keptFor(); c.kept && (kept < 6*time.Second || kept > 6100*time.Millisecond) || !c.kept && kept > time.Second {
+			t.Errorf("%+v: kept for %v", c, kept)
+		}
+	}
+}
+
+// Reports of who fetches come late: by a beat as ever, and to a new coordinator by as long as brokers need to find it.
+func TestReservationWaitsForReports(t *testing.T) {
+	p := expiring(t)
+	p.tellAll("expire a")
+	p.advance(300 * time.Millisecond)
+	p.tellAll("fetches a client=other")
+	if kept := p.keptFor(); kept < 5*time.Second {
+		t.Errorf("kept for %v though a connection goes on that was reported 300 ms later", kept)
+	}
+
+	p = expiring(t)
+	p.tellAll("expire a")
+	p.failover()
+	p.advance(1500 * time.Millisecond)
+	p.tellAll("fetches a client=other")
+	if kept := p.keptFor(); kept < 4*time.Second {
+		t.Errorf("kept for %v by a new coordinator though a connection goes on that was reported to it after 1.5 s", kept)
+	}
 }
