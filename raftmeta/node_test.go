@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/raft"
+
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
@@ -288,5 +290,47 @@ func TestProveWithVote(t *testing.T) {
 	}
 	if term, err := l.ProveWith(c.ctx(), fid, f.Vote()); err == nil {
 		t.Errorf("a deposed leader proves term %d by a later vote", term)
+	}
+}
+
+// Stop ends although entries wait for the FSM, which raft forgets when it is shut down.
+func TestStopWhileEntriesWaitForTheFSM(t *testing.T) {
+	c := newCluster(t, 1, nil)
+	c.bootstrapState()
+	l := c.leader()
+	busy, free := make(chan struct{}), make(chan struct{})
+	_, cancel := l.Subscribe(func(Update) {
+		select {
+		case busy <- struct{}{}:
+			<-free
+		case <-free:
+		}
+	})
+	defer cancel()
+	answered := make(chan error, 2)
+	propose := func(path string) {
+		l.ProposeAllInTerm(id.Term(l.leaderTerm()), []*statepb.Command{createZnode(path, false)}, func(_, _ int, _ []state.Settled, err error) { answered <- err })
+	}
+	propose("/first")
+	<-busy
+	r := l.inst.Load().r
+	queue := func(what string, add func()) { // as a batch of its own
+		before := r.AppliedIndex() // what raft has handed to the FSM
+		add()
+		eventually(t, what+" waits for the FSM", func() bool { return r.AppliedIndex() > before })
+	}
+	for range 10 { // before each of them the FSM may notice that raft ends, by chance
+		queue("a barrier", func() { r.Barrier(0) })
+	}
+	queue("the second", func() { propose("/second") })
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); c.stop(l.id) }()
+	eventually(t, "raft is shut down", func() bool { return r.State() == raft.Shutdown })
+	close(free)
+	<-stopped
+	for range 2 {
+		if err := <-answered; err != nil && !errors.Is(err, ErrUnknown) {
+			t.Error(err)
+		}
 	}
 }

@@ -325,9 +325,10 @@ func (n *Node) handleForward(ctx context.Context, _ id.DirectoryID, p []byte) ([
 
 // applyEntry is the combiner's way into raft.
 func (n *Node) applyEntry(data []byte) func() (outcome, error) {
-	f := n.inst.Load().r.Apply(data, enqueueLimit)
+	i := n.inst.Load()
+	f := i.r.Apply(data, enqueueLimit)
 	return func() (outcome, error) {
-		if err := f.Error(); err != nil {
+		if err := n.await(i, f); err != nil {
 			return outcome{}, err
 		}
 		o, ok := f.Response().(outcome)
