@@ -44,7 +44,7 @@ type ReporterConfig struct {
 	// Sessions names the ZooKeeper sessions heard since the last answered report; answered is called when a leader that had
 	// proved itself has taken them.
 	Sessions func() (sessions []id.SessionID, answered func())
-	// Fetches lists who fetches what from this broker, or did.
+	// Fetches lists who fetches what from this broker, or did. It may wait for somebody who asks for the Lease.
 	Fetches func() []Fetch
 	Log     *slog.Logger
 }
@@ -237,6 +237,7 @@ type registryState struct {
 type toldFetch struct {
 	at     time.Duration // last (Boot)
 	closed bool
+	end    id.Offset
 }
 
 func (s *registryState) reset(leader id.DirectoryID) {
@@ -260,6 +261,7 @@ func (r *Reporter) registryDelta(leader id.DirectoryID, rep *Report, now time.Du
 	if r.cfg.Fetches == nil {
 		return false
 	}
+	fetches := r.cfg.Fetches() // before the lock: partitions ask for the lease while they hold theirs
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := &r.registry
@@ -270,13 +272,13 @@ func (r *Reporter) registryDelta(leader id.DirectoryID, rep *Report, now time.Du
 		return false
 	}
 	next := make(map[FetchKey]toldFetch, len(s.known))
-	for _, f := range r.cfg.Fetches() {
+	for _, f := range fetches {
 		k := FetchKey{f.Conn, f.TopicPartition}
 		told, known := s.known[k]
-		moved := f.Age < now-told.at && (now-told.at > registryRefresh || f.Age > registryIdle)
-		if !known || moved || f.Closed != told.closed {
+		moved := f.Age <= now-told.at && (now-told.at > registryRefresh || f.Age > registryIdle)
+		if !known || moved || f.Closed != told.closed || f.End != told.end {
 			rep.Fetches = append(rep.Fetches, f)
-			told = toldFetch{now, f.Closed}
+			told = toldFetch{now, f.Closed, f.End}
 		}
 		next[k] = told
 	}

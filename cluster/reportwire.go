@@ -11,12 +11,13 @@ import (
 // Fetch is one line of the registry of who fetches what: a client connection at a broker and a partition that it fetches or, when it is
 // closed, fetched.
 type Fetch struct {
-	Conn     uint64 // unique while the broker's process lives
+	Conn     uint64 // unique while the broker's process lives; 0: of nobody in particular
 	ClientID string
-	Host     string // of the client; "" with Closed: of anybody who is not told apart
+	Host     string // of the client; "" with Closed: of all who are not told apart
 	id.TopicPartition
 	Age    time.Duration // since the last fetch, when the report was made
-	Closed bool          // the connection is no more
+	Closed bool          // the connection is no more, and got no record from End on
+	End    id.Offset
 }
 
 // FetchKey names a line of one broker's registry.
@@ -72,6 +73,7 @@ func (r *Report) encode() []byte {
 		b = appendString(b, f.Host)
 		b = binary.BigEndian.AppendUint32(b, uint32(min(max(f.Age, 0)/time.Millisecond, 1<<32-1)))
 		b = append(b, flag(f.Closed))
+		b = binary.BigEndian.AppendUint64(b, uint64(f.End))
 	}
 	b = binary.BigEndian.AppendUint32(b, uint32(len(r.Gone)))
 	for _, k := range r.Gone {
@@ -103,10 +105,10 @@ func decodeReport(b []byte) (*Report, error) {
 		r.Sessions = append(r.Sessions, id.SessionID(d.uint64()))
 	}
 	r.RegistrySeq = d.uint64()
-	for range d.count(fetchKeyMin + 2 + 2 + 4 + 1) {
+	for range d.count(fetchKeyMin + 2 + 2 + 4 + 1 + 8) {
 		k := d.fetchKey()
 		r.Fetches = append(r.Fetches, Fetch{Conn: k.Conn, TopicPartition: k.TopicPartition, ClientID: d.string(), Host: d.string(),
-			Age: time.Duration(d.uint32()) * time.Millisecond, Closed: d.uint8() == 1})
+			Age: time.Duration(d.uint32()) * time.Millisecond, Closed: d.uint8() == 1, End: id.Offset(d.uint64())})
 	}
 	for range d.count(fetchKeyMin) {
 		r.Gone = append(r.Gone, d.fetchKey())

@@ -30,7 +30,7 @@ func TestFrozenOldMember(t *testing.T) {
 		{dialect: oldJVM("0.8.2.2", testtool.Kafka082)},
 		{dialect: oldJVM("0.8.2.2 client.id", testtool.Kafka082, "client.id=app", "auto.commit.interval.ms=200"), beside: "app"},
 		{dialect: oldJVM("1.1.1 client.id offsets.storage=kafka", testtool.Kafka111, "client.id=app", "offsets.storage=kafka", "dual.commit.enabled=false")},
-		{dialect: script("kafka-node 2.6.1", testtool.Node, true, strings.Replace(kafkaNodeMember, "group, {session", "undefined, {session", 1))},
+		{dialect: script("kafka-node 2.6.1", testtool.Node, true, strings.Replace(kafkaNodeMember, "group, {session", "undefined, {session", 1)), lowers: true},
 		{dialect: script("pykafka 2.8.0", testtool.PyKafka, true, pykafkaMember), lowers: true},
 	} {
 		t.Run(m.name, func(t *testing.T) {
@@ -44,13 +44,13 @@ func frozenOldMember(t *testing.T, to target, d dialect, topic, beside string, l
 	conn := dialZK(t, strings.Split(to.zookeeper, ",")...)
 	admin := kadm.NewClient(harness.Client(t, to.brokers))
 	harness.CreateTopic(t, to.brokers, topic, groupPartitions, to.replicas, nil)
-	fill(t, to.brokers, topic, 0, perPartition)
 	g := &group{dialect: d, id: topic}
 	for _, name := range []string{"a", "b"} {
 		g.members = append(g.members, d.start(t, to, topic, topic, name))
 	}
 	until := func(check func() error) { t.Helper(); testtool.Eventually(t, memberLimit, check) }
 	until(func() error { return g.whole(conn, admin, 2) })
+	fill(t, to.brokers, topic, 0, perPartition) // each commits what it has now: that tells whose connections are whose
 	until(func() error { return g.has(t, 0, perPartition, g.members...) })
 	until(func() error { return g.committed(admin, perPartition) })
 	reads := func(int64) {}
@@ -94,6 +94,7 @@ func frozenOldMember(t *testing.T, to target, d dialect, topic, beside string, l
 	t.Logf("the other took over %v after the freeze", time.Since(frozen).Round(10*time.Millisecond))
 	fill(t, to.brokers, topic, perPartition, 2*perPartition)
 	until(func() error { return g.has(t, perPartition, 2*perPartition, b) })
+	until(func() error { return g.committed(admin, 2*perPartition) })
 	reads(2 * perPartition)
 	if err := a.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ func (n *node) fetching(tp id.TopicPartition) []core.Fetcher {
 	v := n.raft.View()
 	out := make([]core.Fetcher, 0, len(lines))
 	for _, l := range lines {
-		f := core.Fetcher{Broker: l.Broker, Conn: l.Conn, ClientID: l.ClientID, Host: l.Host, Idle: now - l.Last, Closed: l.Closed}
+		f := core.Fetcher{Broker: l.Broker, Conn: l.Conn, ClientID: l.ClientID, Host: l.Host, Idle: now - l.Last, Closed: l.Closed, End: l.End}
 		if b, ok := v.Broker(l.Broker); ok {
 			f.Epoch = b.Epoch
 		}

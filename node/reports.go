@@ -89,7 +89,7 @@ func (n *node) fetches() []cluster.Fetch {
 	infos := n.parts.Fetches()
 	out := make([]cluster.Fetch, len(infos))
 	for i, f := range infos {
-		out[i] = cluster.Fetch{Conn: f.Conn, ClientID: f.ClientID, Host: f.Host, TopicPartition: f.TopicPartition, Age: now - f.Last, Closed: f.Closed}
+		out[i] = cluster.Fetch{Conn: f.Conn, ClientID: f.ClientID, Host: f.Host, TopicPartition: f.TopicPartition, Age: now - f.Last, Closed: f.Closed, End: f.End}
 	}
 	return out
 }

@@ -347,7 +347,7 @@ func testManyParked(t *testing.T) {
 		}()
 	}
 	eventually(t, "all to be parked", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.s.hwWatch) == n })
-	if got := b.m.Fetches(); len(got) != 2*n {
+	if got := b.m.Fetches(); len(got) != 2*n+2 { // and who is gone, of each partition
 		t.Errorf("%d fetches", len(got))
 	}
 	mustProduce(t, b, "t", 1, "x")

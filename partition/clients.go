@@ -1,7 +1,6 @@
 package partition
 
 import (
-	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -22,9 +21,10 @@ type FetchInfo struct {
 	id.TopicPartition
 	Offset id.Offset     // of the last request
 	Last   time.Duration // Boot time of the last request
-	// Closed: the connection is no more. Only the one that fetched last of each client id and host is told; without a host it stands for
-	// everybody else that ever fetched the partition from this process.
+	// Closed: the connection is no more, and got no record from End on. Only the one that got most of each client id and host is told;
+	// without a host it stands for everybody else that ever got a record. Told by the leader only.
 	Closed bool
+	End    id.Offset
 }
 
 // clients is the registry of Fetches.
@@ -34,10 +34,10 @@ type clients struct {
 	closed map[id.TopicPartition]*closedConns
 }
 
-// closedConns are connections that fetched a partition.
+// closedConns are connections that fetched a partition while this broker led it.
 type closedConns struct {
-	known  []FetchInfo // at most maxClosed
-	others []FetchInfo // one that stands for them, when there are
+	known []FetchInfo // at most maxClosed
+	end   id.Offset   // of those that are not known any more
 }
 
 // maxClosed is how many client ids and hosts whose connections have closed are told apart of a partition.
@@ -76,65 +76,88 @@ func (c *clients) fetched(req *FetchRequest, now time.Duration) {
 
 // Fetches lists who fetched what, in no order. Only partitions that exist are listed.
 func (m *Manager) Fetches() []FetchInfo {
+	var all, out []FetchInfo
+	led := map[id.TopicPartition]id.Offset{} // where the leadership began
 	m.clients.mu.Lock()
-	defer m.clients.mu.Unlock()
-	var out []FetchInfo
 	for _, conn := range m.clients.conns {
 		for tp, f := range conn.fetches {
-			if m.find(tp) != nil {
-				out = append(out, FetchInfo{Client: conn.client, TopicPartition: tp, Offset: f.offset, Last: f.last})
-			}
+			all = append(all, FetchInfo{Client: conn.client, TopicPartition: tp, Offset: f.offset, Last: f.last})
+			led[tp] = 0
 		}
 	}
-	for tp, closed := range m.clients.closed {
-		if m.find(tp) == nil {
-			delete(m.clients.closed, tp)
-			continue
+	for tp := range m.clients.closed {
+		led[tp] = 0
+	}
+	m.clients.mu.Unlock()
+	for tp := range led {
+		if start, _, ok := m.leads(tp); ok {
+			led[tp] = start
+		} else {
+			delete(led, tp)
 		}
-		out = slices.Concat(out, closed.known, closed.others)
+	}
+	for _, f := range all {
+		if _, ok := led[f.TopicPartition]; ok || m.find(f.TopicPartition) != nil {
+			out = append(out, f)
+		}
+	}
+	m.clients.mu.Lock()
+	defer m.clients.mu.Unlock()
+	for tp := range m.clients.closed {
+		if _, ok := led[tp]; !ok {
+			delete(m.clients.closed, tp)
+		}
+	}
+	for tp, start := range led {
+		others := FetchInfo{TopicPartition: tp, Closed: true, End: start}
+		if closed := m.clients.closed[tp]; closed != nil {
+			others.End = max(start, closed.end)
+			out = append(out, closed.known...)
+		}
+		out = append(out, others)
 	}
 	return out
+}
+
+// leads tells, while this broker leads a partition, where that began and the high watermark.
+func (m *Manager) leads(tp id.TopicPartition) (start, hw id.Offset, ok bool) {
+	r := m.find(tp)
+	if r == nil {
+		return 0, 0, false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.s.lead.epochStart, r.s.hw, r.s.role == leading
 }
 
 // ConnectionClosed remembers what a client fetched as that of a closed connection.
 func (m *Manager) ConnectionClosed(conn uint64) {
 	m.clients.mu.Lock()
-	defer m.clients.mu.Unlock()
 	c := m.clients.conns[conn]
+	delete(m.clients.conns, conn)
+	m.clients.mu.Unlock()
 	if c == nil {
 		return
 	}
-	delete(m.clients.conns, conn)
 	for tp, f := range c.fetches {
-		if m.find(tp) == nil {
-			continue
+		if _, hw, ok := m.leads(tp); ok {
+			m.clients.remember(FetchInfo{Client: c.client, TopicPartition: tp, Offset: f.offset, Last: f.last, Closed: true, End: hw})
 		}
-		closed := m.clients.closed[tp]
-		if closed == nil {
-			closed = new(closedConns)
-			m.clients.closed[tp] = closed
-		}
-		closed.remember(FetchInfo{Client: c.client, TopicPartition: tp, Offset: f.offset, Last: f.last, Closed: true})
 	}
 }
 
-// remember keeps the newest closed connection of each client id and host; the oldest of too many stands for all others.
-func (c *closedConns) remember(f FetchInfo) {
-	i := slices.IndexFunc(c.known, func(x FetchInfo) bool { return x.ClientID == f.ClientID && x.Host == f.Host })
-	if i < 0 {
-		i = len(c.known)
-		c.known = append(c.known, f)
+// remember keeps the newest closed connection of each client id and host, and of the oldest only how far it may have got.
+func (c *clients) remember(f FetchInfo) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	closed := c.closed[f.TopicPartition]
+	if closed == nil {
+		closed = new(closedConns)
+		c.closed[f.TopicPartition] = closed
 	}
-	if c.known[i].Last <= f.Last {
-		c.known[i] = f
-	}
-	if len(c.known) <= maxClosed {
-		return
-	}
-	old := slices.MinFunc(c.known, func(a, b FetchInfo) int { return cmp.Compare(a.Last, b.Last) })
-	c.known = slices.DeleteFunc(c.known, func(x FetchInfo) bool { return x.Conn == old.Conn })
-	old.ClientID, old.Host = "", ""
-	if len(c.others) == 0 || c.others[0].Last <= old.Last {
-		c.others = []FetchInfo{old}
+	closed.known = append(slices.DeleteFunc(closed.known, func(x FetchInfo) bool { return x.ClientID == f.ClientID && x.Host == f.Host }), f)
+	if len(closed.known) > maxClosed {
+		closed.end = max(closed.end, closed.known[0].End)
+		closed.known = slices.Delete(closed.known, 0, 1)
 	}
 }

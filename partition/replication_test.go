@@ -509,13 +509,13 @@ func testLongPollEndsWithClientAndLeader(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := park(ctx)
-	if got := b.m.Fetches(); len(got) != 1 || got[0].ClientID != "c" || got[0].Topic != "t" {
+	if got := b.m.Fetches(); len(got) != 2 || got[0].ClientID != "c" || got[0].Topic != "t" || !got[1].Closed {
 		t.Errorf("fetches %+v", got)
 	}
 	cancel()
 	<-done
 	b.m.ConnectionClosed(7)
-	if got := b.m.Fetches(); len(got) != 1 || !got[0].Closed {
+	if got := b.m.Fetches(); len(got) != 2 || !got[0].Closed || !got[1].Closed {
 		t.Errorf("fetches of a closed connection: %+v", got)
 	}
 	done = park(context.Background())

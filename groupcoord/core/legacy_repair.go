@@ -22,8 +22,10 @@ type Fetcher struct {
 	ClientID string
 	Host     string
 	Idle     time.Duration // since its last fetch of the partition, as far as is known: at most activeFetch when it goes on
-	// Closed: the connection is no more. A broker tells the last one of each client id and host; one without a host stands for all others.
+	// Closed: the connection is no more, and got no record from End on. A leader tells the last one of each client id and host; one without
+	// a host stands for all others, and for what other leaders gave before.
 	Closed bool
+	End    id.Offset
 }
 
 func (f Fetcher) is(x Fetcher) bool {
@@ -148,9 +150,9 @@ func (c *Coordinator) fetching(tp id.TopicPartition) []Fetcher {
 
 // readerOf finds the connection of an expired member that has a client id of its own, or one that its library gives to all (kafka-node,
 // pykafka): others on its machine may read the same partition under it, simple consumers or another group. The member committed the
-// partition since it had claimed it, so it fetched it; when of all connections that did so since, under its address and client id, open or
-// closed, there is but one, that is the member's. nil: it cannot be told, and the reservation's bound is what there is. It takes brokers
-// that live since the claim: another incarnation does not know who was there before.
+// partition since it had claimed it, so it got the record below its offset: over which connections that was possible the leader knows. When
+// of all under its address, and under the client id that committed, that fetched since the claim there is but one, that is the member's. nil:
+// it cannot be told, and the reservation's bound is what there is.
 func (c *Coordinator) readerOf(g *legacyGroup, r *state.Reservation, tp id.TopicPartition) *Fetcher {
 	o, ok := c.v.Offset(g.name, tp.Topic, tp.Partition)
 	p, there := c.v.Partition(tp.Topic, tp.Partition)
@@ -161,24 +163,25 @@ func (c *Coordinator) readerOf(g *legacyGroup, r *state.Reservation, tp id.Topic
 	if !byKafka && o.By != r.Member {
 		return nil
 	}
-	for _, replica := range p.Replicas {
-		b, ok := c.v.Broker(replica)
-		if !ok || b.Liveness != state.Live || b.Registered == 0 || b.Registered > r.Claimed {
-			return nil
-		}
-	}
 	since := time.Duration(math.MaxInt64)
 	if own := g.owned[tp]; own.claimed == r.Claimed {
 		since = max(c.now-own.at, activeFetch)
 	}
 	var all []Fetcher
+	told := false
 	for _, x := range c.cfg.Fetching(tp) {
-		anybody := x.Closed && x.Host == ""
-		if x.Idle <= since && (anybody || x.Host == r.Host && (!byKafka || x.ClientID == client)) {
+		others := x.Closed && x.Host == ""
+		switch {
+		case x.Broker != p.Leader:
+		case x.Closed && o.Offset > x.End: // it did not get that record
+			told = told || others
+		case others:
+			return nil
+		case x.Host == r.Host && (!byKafka || x.ClientID == client) && (x.Closed || x.Idle <= since):
 			all = append(all, x)
 		}
 	}
-	if len(all) != 1 {
+	if !told || len(all) != 1 {
 		return nil
 	}
 	return &all[0]

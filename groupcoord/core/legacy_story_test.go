@@ -25,7 +25,7 @@ type teller struct {
 
 // fetches is who fetches, as the brokers report it.
 func (p *teller) fetches() []Fetcher {
-	all := slices.Clone(p.fetching)
+	all := append(slices.Clone(p.fetching), Fetcher{Broker: 1, Epoch: 1, Closed: true})
 	for i := range all {
 		if since, ok := p.frozen[all[i].Conn]; ok {
 			all[i].Idle = p.now - since
@@ -92,11 +92,10 @@ func (p *teller) tell(l line) {
 		p.must(&pb.Command{Body: &pb.Command_SetConfig{SetConfig: &pb.SetConfig{Type: state.GroupConfigs, Name: "g", ZnodeVersion: -1,
 			Entries: []*pb.ConfigEntry{{Name: state.GatesOff, Value: l.kv["off"]}}}}})
 	case "fetches": // a connection of a member
-		p.fetching = append(p.fetching, Fetcher{Broker: 1, Epoch: 1, Conn: uint64(l.num("conn", 1)), ClientID: l.str("client", "g"), Host: l.str("host", "10.0.0.1"), Closed: l.kv["is"] == "closed"})
+		p.fetching = append(p.fetching, Fetcher{Broker: 1, Epoch: 1, Conn: uint64(l.num("conn", 1)), ClientID: l.str("client", "g"), Host: l.str("host", "10.0.0.1")})
 	case "closes": // a connection, and the broker remembers it
-		for i := range p.fetching {
-			p.fetching[i].Closed = p.fetching[i].Closed || p.fetching[i].Conn == uint64(l.num("conn", 1))
-		}
+		i := slices.IndexFunc(p.fetching, func(f Fetcher) bool { return f.Conn == uint64(l.num("conn", 1)) })
+		p.fetching[i].Closed, p.fetching[i].End = true, id.Offset(l.num("end", 0))
 	case "freezes": // the process that has a connection
 		p.frozen[uint64(l.num("conn", 1))] = p.now
 	case "disconnects":

@@ -107,7 +107,6 @@ func (s *State) registerBroker(c *statepb.RegisterBroker) *statepb.Result {
 		b.Epoch++
 	}
 	zx := s.zxid()
-	b.Registered = zx
 	if old != nil {
 		delete(s.lanes, uint64(old.Epoch))
 		if old.Liveness == Live {

@@ -178,8 +178,7 @@ type Broker struct {
 	Endpoints                 []Endpoint
 	ZooKeeper, Cluster, Admin Endpoint
 	Rack, Build               string
-	Stat                      Stat    // of its znode
-	Registered                id.ZXID // when the incarnation was
+	Stat                      Stat // of its znode
 }
 
 // Endpoint returns the address of the named listener.
@@ -210,7 +209,6 @@ func (b *Broker) encode(e *enc) {
 	e.str(13, b.Rack)
 	e.str(14, b.Build)
 	e.sub(15, b.Stat.encode)
-	e.i64(16, int64(b.Registered))
 }
 
 func (b *Broker) decode(d *dec) {
@@ -248,8 +246,6 @@ func (b *Broker) decode(d *dec) {
 			b.Build = d.str()
 		case 15:
 			d.sub(b.Stat.decode)
-		case 16:
-			b.Registered = id.ZXID(d.i64())
 		default:
 			d.unknown()
 		}
