@@ -96,13 +96,13 @@ const patience = 3 * time.Second
 
 // do asks until there is an answer; take reads it and tells which index the local view must have.
 func (c *Client) do(ctx context.Context, flags byte, body []byte, take func([]byte) (id.Index, error)) error {
-	payload := append([]byte{flags}, body...)
+	begun := time.Now()
 	var lost time.Time
 	for {
 		leader, changed := c.cfg.Leaders.Leader()
 		if leader != "" {
 			asked := time.Now()
-			err := c.ask(ctx, leader, payload, take)
+			err := c.ask(ctx, leader, append(head(flags, asked.Sub(begun)), body...), take)
 			if err == nil {
 				return nil
 			}
@@ -112,8 +112,8 @@ func (c *Client) do(ctx context.Context, flags byte, body []byte, take func([]by
 			if waited := time.Since(asked); waited > patience { // it was parked there, not lost
 				lost = time.Time{}
 			}
-			if !cluster.NotSent(err) && payload[0]&flagRepeat == 0 {
-				payload = append([]byte{flags | flagRepeat}, body...) // a new slice: the port may still hold the old one
+			if !cluster.NotSent(err) {
+				flags |= flagRepeat
 			}
 			c.cfg.Log.Debug("group request is repeated", "coordinator", leader, "err", err)
 		}

@@ -195,16 +195,15 @@ func (d *Driver) Applied(v *state.View, changes []state.Change) {
 
 // Handle answers Method. It waits as long as the mind holds the request; when ctx ends the request is cancelled.
 func (d *Driver) Handle(ctx context.Context, _ cluster.Peer, payload []byte) ([]byte, error) {
-	if len(payload) < 1 {
-		return nil, &cluster.Error{Code: codeMalformed, Message: "empty group request"}
-	}
-	r := core.Request{Repeat: payload[0]&flagRepeat != 0}
-	var err error
-	if payload[0]&flagKafka != 0 {
-		r.Kafka, err = decodeKafka(payload[1:])
-	} else {
+	flags, waited, body, err := decodeHead(payload)
+	r := core.Request{Repeat: flags&flagRepeat != 0, Waited: waited}
+	switch {
+	case err != nil:
+	case flags&flagKafka != 0:
+		r.Kafka, err = decodeKafka(body)
+	default:
 		r.Command = new(statepb.Command)
-		err = proto.Unmarshal(payload[1:], r.Command)
+		err = proto.Unmarshal(body, r.Command)
 	}
 	if err != nil {
 		return nil, &cluster.Error{Code: codeMalformed, Message: "group request: " + err.Error()}

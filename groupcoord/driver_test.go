@@ -174,10 +174,11 @@ type parker struct {
 	cancelled chan core.RequestID
 	parked    chan core.RequestID
 	hold      time.Duration
+	waited    time.Duration // of the last request, before it came
 }
 
 func (p *parker) Request(_ *state.View, r core.Request, now time.Duration) []core.Action {
-	p.held[r.ID] = now + p.hold
+	p.held[r.ID], p.waited = now+p.hold, r.Waited
 	p.parked <- r.ID
 	return nil
 }
@@ -283,15 +284,21 @@ func TestParkedRequestMovesToTheNextCoordinator(t *testing.T) {
 			got := make(chan *pb.Result, 1)
 			go func() { res, _ := w.client().Do(within(t), claim(1)); got <- res }()
 			<-p.parked
+			begun := time.Now()
 			if !frozen {
 				stopA()
 			} else {
 				defer stopA()
 			}
+			<-time.After(20 * time.Millisecond) // for so long it waits
+			waited := time.Since(begun)
 			q := newParker(time.Hour)
 			w.drivers["b"].cfg.NewMind = func() core.Mind { return q }
 			defer w.lead("b")()
 			<-q.parked
+			if p.waited != 0 || q.waited < waited-time.Millisecond {
+				t.Errorf("told to have waited %v, then %v, want 0 and at least %v", p.waited, q.waited, waited)
+			}
 			w.apply(&pb.Command{Body: &pb.Command_SetZnode{SetZnode: &pb.SetZnode{Path: "/consumers/g", Version: -1}}})
 			if res := <-got; res.GetCode() != pb.Code_OK {
 				t.Fatal(res)

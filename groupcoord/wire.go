@@ -5,13 +5,16 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/barnabas-mq/barnabas/groupcoord/core"
 )
 
-// A request of Method is a byte of flags and a statepb.Command, or with flagKafka
+// A request of Method is a byte of flags, for how many ms its client's node has asked already (uint32), and a statepb.Command, or with
+// flagKafka
 //
 //	key int16 | version int16 | client id, host, nonce: each with its length as int16 | Kafka's body of that version
 //
@@ -21,7 +24,22 @@ const (
 	flagKafka
 )
 
-const heartbeatKey = 12
+const (
+	headLength   = 1 + 4
+	heartbeatKey = 12
+)
+
+// head is what precedes a request's body.
+func head(flags byte, waited time.Duration) []byte {
+	return binary.BigEndian.AppendUint32([]byte{flags}, uint32(min(waited.Milliseconds(), math.MaxUint32)))
+}
+
+func decodeHead(b []byte) (flags byte, waited time.Duration, body []byte, err error) {
+	if len(b) < headLength {
+		return 0, 0, nil, errShort
+	}
+	return b[0], time.Duration(binary.BigEndian.Uint32(b[1:])) * time.Millisecond, b[headLength:], nil
+}
 
 func encodeKafka(clientID, host, nonce string, req kmsg.Request) []byte {
 	b := binary.BigEndian.AppendUint16(nil, uint16(req.Key()))

@@ -39,6 +39,7 @@ type stage struct {
 	nonces  int
 	open    map[RequestID]Request
 	names   map[RequestID]string
+	asked   map[RequestID]time.Duration
 	hold    bool
 	lose    string // what becomes of the next proposal: applied or dropped, its outcome unknown
 	held    []Action
@@ -52,7 +53,7 @@ type stage struct {
 }
 
 func newStage(t testing.TB, cfg Config) *stage {
-	s := &stage{t: t, cfg: cfg, s: state.New(), term: 1, open: map[RequestID]Request{}, names: map[RequestID]string{},
+	s := &stage{t: t, cfg: cfg, s: state.New(), term: 1, open: map[RequestID]Request{}, names: map[RequestID]string{}, asked: map[RequestID]time.Duration{},
 		members: map[string]string{}, gens: map[string]int32{}, counted: map[string]int{}, gates: map[state.Gate]holdSum{}}
 	s.apply(&pb.Command{Body: &pb.Command_Bootstrap{Bootstrap: &pb.Bootstrap{ClusterId: "c", Level: 1}}})
 	s.mind = NewCoordinator(cfg)
@@ -179,6 +180,7 @@ func (s *stage) failover() {
 		r, name := s.open[old], s.names[old]
 		delete(s.open, old)
 		r.Repeat = true
+		r.Waited += s.now - s.asked[old]
 		s.ask(name, r)
 	}
 }
@@ -186,7 +188,7 @@ func (s *stage) failover() {
 func (s *stage) ask(name string, r Request) RequestID {
 	s.next++
 	r.ID = s.next
-	s.open[r.ID], s.names[r.ID] = r, name
+	s.open[r.ID], s.names[r.ID], s.asked[r.ID] = r, name, s.now
 	s.act(s.mind.Request(s.s.View(), r, s.now-s.start))
 	return r.ID
 }

@@ -25,6 +25,8 @@ type Request struct {
 	ID RequestID
 	// Repeat: an earlier coordinator may have carried it out already, its answer was lost.
 	Repeat bool
+	// Waited is for how long its client's node has asked already: coordinators before this one, or while there was none.
+	Waited time.Duration
 	// Command is what the client wants, in the form of the command that grants it. The mind may propose it as it is,
 	// propose another, hold it, or refuse.
 	Command *statepb.Command

@@ -204,7 +204,7 @@ func (c *Coordinator) legacyGroup(name string) *legacyGroup {
 
 // legacyRequest takes a request of znode consumers; false: it is none.
 func (c *Coordinator) legacyRequest(r Request) bool {
-	h := &held{req: r, session: id.SessionID(r.Command.GetOrigin().GetSession()), since: c.now, kept: never}
+	h := &held{req: r, session: id.SessionID(r.Command.GetOrigin().GetSession()), since: c.now - r.Waited, kept: never}
 	c.legacy.order++
 	h.order = c.legacy.order
 	path := ""
@@ -230,7 +230,7 @@ func (c *Coordinator) legacyRequest(r Request) bool {
 		c.do(Action{Request: r.ID, Reply: &statepb.Result{Code: statepb.Code_INVALID, Text: path + " is no member of a group", Index: uint64(c.v.Index())}})
 		return true
 	}
-	h.group, h.memberID, h.until = p.Group, p.Name, c.now+joinBound
+	h.group, h.memberID, h.until = p.Group, p.Name, h.since+joinBound
 	data := r.Command.GetCreateZnode().GetData()
 	if set := r.Command.GetSetZnode(); set != nil {
 		data = set.Data
@@ -435,7 +435,8 @@ func (c *Coordinator) isAsked(group string) bool {
 // wake has a group looked at again at a moment.
 func (g *legacyGroup) wake(at time.Duration) { g.next = min(g.next, at) }
 
-// budget bounds a request by what its session has waited at the gate already in this attempt.
+// budget bounds a request by what its session has waited at the gate already in this attempt. What a new coordinator would have to refuse at
+// once has until it can know what the brokers report.
 func (c *Coordinator) budget(g *legacyGroup, h *held, bound time.Duration) {
 	h.until = h.since + bound
 	if h.session == 0 {
@@ -444,10 +445,13 @@ func (c *Coordinator) budget(g *legacyGroup, h *held, bound time.Duration) {
 	k := spender{h.session, h.gate}
 	began, ok := g.budget[k]
 	if !ok || began+bound+attemptPause < c.now {
-		began = c.now
+		began = h.since
 		g.budget[k] = began
 	}
 	h.until = min(h.until, began+bound)
+	if w := h.req.Waited; w > 0 {
+		h.until = max(h.until, h.since+w+reportsBegin)
+	}
 }
 
 // hold parks a request, and says so in the graph of waits.

@@ -207,7 +207,7 @@ func (c *Coordinator) poolChanged(group, cause, text string) {
 // joinLegacy lets a registration into the raw tree; joinSettled then holds its reply.
 func (c *Coordinator) joinLegacy(g *legacyGroup, h *held) {
 	if c.mixes(g, h) != "" {
-		h.gate, h.until = state.GateDialect, c.now+completeWithin
+		h.gate, h.until = state.GateDialect, h.since+completeWithin
 		c.hold(&g.mixes, h)
 		c.legacyTurn(g)
 		return
