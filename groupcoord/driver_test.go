@@ -296,8 +296,8 @@ func TestParkedRequestMovesToTheNextCoordinator(t *testing.T) {
 			w.drivers["b"].cfg.NewMind = func() core.Mind { return q }
 			defer w.lead("b")()
 			<-q.parked
-			if p.waited != 0 || q.waited < waited-time.Millisecond {
-				t.Errorf("told to have waited %v, then %v, want 0 and at least %v", p.waited, q.waited, waited)
+			if q.waited < p.waited+waited-time.Millisecond {
+				t.Errorf("told to have waited %v, %v later %v", p.waited, waited, q.waited)
 			}
 			w.apply(&pb.Command{Body: &pb.Command_SetZnode{SetZnode: &pb.SetZnode{Path: "/consumers/g", Version: -1}}})
 			if res := <-got; res.GetCode() != pb.Code_OK {
