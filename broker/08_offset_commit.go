@@ -124,14 +124,14 @@ func offsetItem(v *state.View, req *kmsg.OffsetCommitRequest, topic string, p *k
 }
 
 func (s *Server) commit(ctx context.Context, cmd *statepb.CommitOffsets, codes []*int16) {
-	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
-	defer cancel()
 	var r *statepb.Result
 	var err error
 	if cmd.From == statepb.OffsetOrigin_ORIGIN_ZNODE { // any broker takes these, and repeats them at the next coordinator
+		ctx, cancel := context.WithTimeout(ctx, commitTimeout)
+		defer cancel()
 		r, err = s.deps.Groups.Do(ctx, &statepb.Command{Body: &statepb.Command_CommitOffsets{CommitOffsets: cmd}})
 	} else {
-		r, err = s.deps.Groups.Commit(ctx, cmd)
+		r, err = s.deps.Groups.Commit(ctx, commitTimeout, cmd)
 	}
 	whole := commitCode(r, err)
 	for i, code := range codes {

@@ -143,8 +143,9 @@ type Proposer interface {
 // unknown. Any goroutine may call it.
 type Groups interface {
 	Do(ctx context.Context, cmd *statepb.Command) (*statepb.Result, error)
-	// Commit has this node's own coordinator carry a commit out, once; groupcoord.ErrNotCoordinator: the client is to look for it.
-	Commit(ctx context.Context, c *statepb.CommitOffsets) (*statepb.Result, error)
+	// Commit has this node's own coordinator carry a commit out, once, within limit; groupcoord.ErrNotCoordinator: the client is to
+	// look for it.
+	Commit(ctx context.Context, limit time.Duration, c *statepb.CommitOffsets) (*statepb.Result, error)
 	// Ask passes JoinGroup, SyncGroup, Heartbeat, LeaveGroup, ConsumerGroupHeartbeat, DescribeGroups, ConsumerGroupDescribe or ListGroups on, for a client with an id and a host.
 	// The answer has the request's version. An error says that no coordinator was found.
 	Ask(ctx context.Context, clientID, host string, req kmsg.Request) (kmsg.Response, error)

@@ -67,7 +67,7 @@ func (m *fakeMeta) Do(ctx context.Context, cmd *statepb.Command) (*statepb.Resul
 	return m.Propose(ctx, cmd)
 }
 
-func (m *fakeMeta) Commit(ctx context.Context, c *statepb.CommitOffsets) (*statepb.Result, error) {
+func (m *fakeMeta) Commit(ctx context.Context, _ time.Duration, c *statepb.CommitOffsets) (*statepb.Result, error) {
 	return m.Propose(ctx, &statepb.Command{Body: &statepb.Command_CommitOffsets{CommitOffsets: c}})
 }
 

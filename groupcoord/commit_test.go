@@ -1,6 +1,7 @@
 package groupcoord
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -16,7 +17,7 @@ func commitOf(offset int64) *pb.CommitOffsets {
 // untilTaken commits until the term of a driver that was told to lead has begun.
 func untilTaken(t *testing.T, c *Client, cmd *pb.CommitOffsets) (res *pb.Result, err error) {
 	for ctx := within(t); ctx.Err() == nil; time.Sleep(time.Millisecond) {
-		if res, err = c.Commit(ctx, cmd); !errors.Is(err, ErrNotCoordinator) {
+		if res, err = c.Commit(ctx, time.Minute, cmd); !errors.Is(err, ErrNotCoordinator) {
 			break
 		}
 	}
@@ -38,10 +39,10 @@ func TestCommitIsNotRepeated(t *testing.T) {
 		return int64(o.Offset)
 	}
 	a, b := client(w.drivers["a"]), client(w.drivers["b"])
-	if _, err := a.Commit(within(t), commitOf(1)); !errors.Is(err, ErrNotCoordinator) {
+	if _, err := a.Commit(within(t), time.Minute, commitOf(1)); !errors.Is(err, ErrNotCoordinator) {
 		t.Fatal("before its term:", err)
 	}
-	if _, err := w.client().Commit(within(t), commitOf(1)); !errors.Is(err, ErrNotCoordinator) {
+	if _, err := w.client().Commit(within(t), time.Minute, commitOf(1)); !errors.Is(err, ErrNotCoordinator) {
 		t.Fatal("without a coordinator:", err)
 	}
 	stop := w.lead("a")
@@ -51,7 +52,7 @@ func TestCommitIsNotRepeated(t *testing.T) {
 	w.mu.Lock()
 	w.loseNext = true
 	w.mu.Unlock()
-	if _, err := a.Commit(within(t), commitOf(2)); !errors.Is(err, ErrNotCoordinator) {
+	if _, err := a.Commit(within(t), time.Minute, commitOf(2)); !errors.Is(err, ErrNotCoordinator) {
 		t.Fatal("its outcome was lost:", err)
 	}
 	stop()
@@ -59,7 +60,39 @@ func TestCommitIsNotRepeated(t *testing.T) {
 	if res, err := untilTaken(t, b, commitOf(3)); err != nil || res.Code != pb.Code_OK {
 		t.Fatal(res, err)
 	}
-	if _, err := a.Commit(within(t), commitOf(2)); !errors.Is(err, ErrNotCoordinator) || at() != 3 {
+	if _, err := a.Commit(within(t), time.Minute, commitOf(2)); !errors.Is(err, ErrNotCoordinator) || at() != 3 {
 		t.Fatal("at the old one:", err, at())
+	}
+}
+
+// A commit that is not carried out in time ends, and the mind is told; so does one whose client has gone.
+func TestCommitEndsInTime(t *testing.T) {
+	p := newParker(time.Hour)
+	w := newWorld(t, func() core.Mind { return p })
+	defer w.lead("a")()
+	c := NewClient(ClientConfig{Caller: w, Leaders: w, Views: w, Local: w.drivers["a"]})
+	for ctx := within(t); ; time.Sleep(time.Millisecond) {
+		_, err := c.Commit(ctx, 20*time.Millisecond, commitOf(1))
+		if errors.Is(err, ErrNotCoordinator) {
+			continue // its term has not begun
+		}
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			t.Fatal(err)
+		}
+		break
+	}
+	if r, c := <-p.parked, <-p.cancelled; r != c {
+		t.Fatalf("cancelled %d, parked was %d", c, r)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	got := make(chan error, 1)
+	go func() { _, err := c.Commit(ctx, time.Hour, commitOf(2)); got <- err }()
+	r := <-p.parked
+	cancel()
+	if err := <-got; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if c := <-p.cancelled; c != r {
+		t.Fatalf("cancelled %d, parked was %d", c, r)
 	}
 }

@@ -208,7 +208,7 @@ func (d *Driver) Handle(ctx context.Context, _ cluster.Peer, payload []byte) ([]
 	if err != nil {
 		return nil, &cluster.Error{Code: codeMalformed, Message: "group request: " + err.Error()}
 	}
-	re, err := d.do(ctx, r)
+	re, err := d.do(ctx, nil, r)
 	switch {
 	case err != nil:
 		return nil, err
@@ -220,7 +220,8 @@ func (d *Driver) Handle(ctx context.Context, _ cluster.Peer, payload []byte) ([]
 
 var errNotCoordinator = &cluster.Error{Code: CodeNotCoordinator, Message: "this node is not the group coordinator"}
 
-func (d *Driver) do(ctx context.Context, req core.Request) (*reply, error) {
+// do waits for the answer until ctx ends, or late comes.
+func (d *Driver) do(ctx context.Context, late <-chan time.Time, req core.Request) (*reply, error) {
 	d.mu.Lock()
 	t := d.term
 	d.mu.Unlock()
@@ -238,21 +239,25 @@ func (d *Driver) do(ctx context.Context, req core.Request) (*reply, error) {
 	t.in.requests = append(t.in.requests, r)
 	t.in.Unlock()
 	t.poke()
+	var err error
 	select {
 	case re := <-r.reply:
 		if re == nil {
 			return nil, errNotCoordinator
 		}
 		return re, nil
+	case <-late:
+		err = context.DeadlineExceeded
 	case <-ctx.Done():
-		t.in.Lock()
-		if !t.in.closed {
-			t.in.cancels = append(t.in.cancels, r.ID)
-		}
-		t.in.Unlock()
-		t.poke()
-		return nil, ctx.Err()
+		err = ctx.Err()
 	}
+	t.in.Lock()
+	if !t.in.closed {
+		t.in.cancels = append(t.in.cancels, r.ID)
+	}
+	t.in.Unlock()
+	t.poke()
+	return nil, err
 }
 
 func (t *term) poke() {
