@@ -127,6 +127,22 @@ func TestGenerationEndsASecondAfterADeath(t *testing.T) {
 	}
 }
 
+// pykafka's members compute with the partitions that they are shown, not with those that their topic has got since.
+func TestPykafkaGenerationOfATopicThatGrows(t *testing.T) {
+	p := &teller{park: newPark(t), raw: map[string]int64{}}
+	p.topic("t", 2)
+	p.tellAll("session a", "session b", "register a as=t", "register b as=t")
+	p.advance(time.Second)
+	p.topic("t", 3)
+	for name, node := range map[string]string{"a": "1-0", "b": "1-1"} {
+		claim := &pb.ClaimOwner{Group: "g", Topic: "t", Name: node, Data: []byte(name), Ephemeral: true}
+		p.must(&pb.Command{Origin: p.origin(name), Body: &pb.Command_ClaimOwner{ClaimOwner: claim}})
+	}
+	if g, _ := p.s.View().Legacy("g"); g.Number != 1 || !g.Complete {
+		t.Errorf("generation %d, complete %v", g.Number, g.Complete)
+	}
+}
+
 // ---- joins ----
 
 // joins asks for a registration by a session.
@@ -338,7 +354,7 @@ func TestWhatCompletesAGeneration(t *testing.T) {
 	p.complete("it was claimed again", true)
 
 	p = claiming(t, readsT)
-	stray := "/consumers/g/owners/t/7"
+	stray := "/consumers/g/owners/t/2"
 	p.must(&pb.Command{Body: &pb.Command_CreateZnode{CreateZnode: &pb.CreateZnode{Path: stray, Data: []byte("tool")}}})
 	p.must(&pb.Command{Body: &pb.Command_DeleteZnode{DeleteZnode: &pb.DeleteZnode{Path: stray, Version: -1}}})
 	p.tellAll("claim a of=t/0", "claim b of=t/1")
