@@ -553,7 +553,7 @@ func (c *Coordinator) who(memberID string, reg state.Registration, session int64
 func (c *Coordinator) legacyState(name string) string {
 	g := c.legacy.groups[name]
 	switch {
-	case g == nil:
+	case g == nil, !c.barrierOn(g): // nobody is shown generations: it cannot be told when the members claim
 	case g.since != never && (g.row == nil || g.row.Complete):
 		return "PreparingRebalance" // a generation is about to be published
 	case g.row != nil && g.row.Number > 0 && !g.row.Complete && !g.row.Withdrawn:

@@ -127,6 +127,53 @@ func TestGenerationEndsASecondAfterADeath(t *testing.T) {
 	}
 }
 
+// A group whose barrier is off from the beginning is never shown a generation.
+func TestNoGenerationWithoutABarrier(t *testing.T) {
+	p := &teller{park: newPark(t), raw: map[string]int64{}}
+	p.topic("t", 2)
+	p.tellAll("gates g off=barrier", "session a")
+	p.tell(parse("register a"))
+	p.answers("nothing is held", "a: OK")
+	p.advance(15 * time.Second)
+	if g, ok := p.s.View().Legacy("g"); ok {
+		t.Errorf("generation %d", g.Number)
+	}
+}
+
+// People are told what the group does in Kafka's words.
+func TestStateInKafkasWords(t *testing.T) {
+	p := &teller{park: newPark(t), raw: map[string]int64{}}
+	p.topic("t", 1)
+	is := func(when, want string) {
+		t.Helper()
+		if got := p.mind.legacyState("g"); got != want {
+			t.Errorf("%s: %s, want %s", when, got, want)
+		}
+	}
+	p.tellAll("session a", "session b", "register a")
+	is("the first registration", "PreparingRebalance")
+	p.advance(time.Second)
+	is("nothing is claimed", "CompletingRebalance")
+	p.tellAll("register b")
+	is("another waits", "CompletingRebalance")
+	p.tellAll("claim a of=t/0")
+	is("all is claimed", "PreparingRebalance") // of the other's generation
+	p.advance(time.Second)
+	is("the next generation", "CompletingRebalance")
+	p.tellAll("delete a of=t/0", "claim b of=t/0")
+	is("it is claimed", "Stable")
+	p.tellAll("gates g off=barrier")
+	is("members see the raw tree", "Stable")
+	if got := p.mind.legacyState("other"); got != "Stable" {
+		t.Errorf("a group that nobody knows: %s", got)
+	}
+	p = &teller{park: newPark(t), raw: map[string]int64{}}
+	p.topic("t", 1)
+	p.tellAll("gates g off=barrier", "session a", "register a")
+	p.advance(time.Second)
+	is("there never was a generation", "Stable")
+}
+
 // pykafka's members compute with the partitions that they are shown, not with those that their topic has got since.
 func TestPykafkaGenerationOfATopicThatGrows(t *testing.T) {
 	p := &teller{park: newPark(t), raw: map[string]int64{}}
