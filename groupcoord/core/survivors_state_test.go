@@ -294,3 +294,99 @@ func TestWhichReadWaits(t *testing.T) {
 	p.advance(12 * time.Second)
 	waits("", false, "the generation is complete, and nothing is reserved")
 }
+
+// Whether an owner is to release a partition depends on its library, on when it claimed, and on whether its generation is shown.
+func TestWhoGivesUp(t *testing.T) {
+	const kafkaNode = `{"version":1,"subscription":{"t": 1},"pattern":"white_list","timestamp":"1"}`
+	for _, c := range []struct {
+		name, as, node, does string
+		want                 bool
+	}{
+		{"JVM", readsT, "0", "", true}, {"kafka-node", kafkaNode, "0", "", true}, {"pykafka", "t", "1-0", "", false},
+		{"wvanbergen", strings.ReplaceAll(readsT, `"1"`, `1`), "0", "", false},
+		{"claimed anew", readsT, "0", "delete a of=t/0,claim a of=t/0", false}, {"nobody's", readsT, "0", "delete a of=t/0", false},
+		{"barrier off", readsT, "0", "gates g off=barrier", false}, {"of no session", readsT, "", "", false},
+	} {
+		p := &teller{park: newPark(t), raw: map[string]int64{}}
+		p.topic("t", 2)
+		p.tellAll("session a", "session b", "session c")
+		for _, dir := range []string{"", "/ids", "/owners", "/owners/t"} {
+			p.must(&pb.Command{Body: &pb.Command_CreateZnode{CreateZnode: &pb.CreateZnode{Path: "/consumers/g" + dir, Null: true}}})
+		}
+		p.joinsAs("a", "a", c.as, false)
+		p.joinsAs("b", "b", c.as, false)
+		p.advance(12 * time.Second)
+		if c.node == "" {
+			p.owner("", "t/0", "tool")
+		} else {
+			p.owner("a", "t/"+c.node, "a")
+		}
+		p.joinsAs("c", "c", c.as, false)
+		for p.number() == 1 {
+			p.advance(10 * time.Millisecond)
+		}
+		for does := range strings.SplitSeq(c.does, ",") {
+			if does != "" {
+				p.tell(parse(does))
+				p.advance(500 * time.Millisecond)
+			}
+		}
+		v := p.s.View()
+		_, waits := v.OffsetWaits(id.SessionID(p.raw["b"]), "g", "t", 0)
+		if gives := v.GivesUp("g", "t", 0); gives != c.want || waits != c.want {
+			t.Errorf("%s: it is to be released: %v, a read of its offset waits: %v", c.name, gives, waits)
+		}
+		p.advance(15 * time.Second)
+		_, waits = p.s.View().OffsetWaits(0, "g", "t", 0)
+		if gives := p.s.View().GivesUp("g", "t", 0); gives || waits {
+			t.Errorf("%s, the generation is complete: it is to be released: %v, a read of its offset waits: %v", c.name, gives, waits)
+		}
+	}
+}
+
+// Each item of a commit to a mixed group is judged by who owns its partition.
+func TestItemsOfACommitToAMixedGroup(t *testing.T) {
+	w := newTown(t)
+	w.topic("t", 4)
+	w.add("g_a", state.DialectJVM, "t:1").start()
+	w.pass(time.Second)
+	m, c := w.consumer("M1", "t"), w.consumer("C1", "t")
+	c.classic = true
+	m.start()
+	c.start()
+	w.pass(15 * time.Second)
+	w.want(t, "shared", "C1 t[2]; M1 t[3]; g_a t[0 1]")
+	commits := func(when string, from pb.OffsetOrigin, by string, member *modern, at int64, partitions []int32, want ...pb.Code) {
+		t.Helper()
+		cmd := &pb.CommitOffsets{Group: "g", Generation: -1, By: by, From: from}
+		if member != nil {
+			cmd.Member, cmd.Generation = member.id, member.epoch
+		}
+		for _, n := range partitions {
+			cmd.Items = append(cmd.Items, &pb.OffsetItem{Topic: "t", Partition: n, Offset: at})
+		}
+		res := w.apply(&pb.Command{Body: &pb.Command_CommitOffsets{CommitOffsets: cmd}})
+		for i, n := range partitions {
+			code := res.Code
+			if code == pb.Code_OK && res.Parts != nil {
+				code = res.Parts[i].Code
+			}
+			o, _ := w.s.View().Offset("g", "t", n)
+			if code != want[i] || (code == pb.Code_OK) != (o != nil && int64(o.Offset) == at) {
+				t.Errorf("%s: partition %d: %s, want %s; the offset is %v", when, n, code, want[i], o)
+			}
+		}
+	}
+	const v0, kafka = pb.OffsetOrigin_ORIGIN_ZNODE, pb.OffsetOrigin_ORIGIN_KAFKA
+	commits("nobody else has committed it", v0, "n@10.0.0.9", nil, 1, []int32{3}, pb.Code_OK)
+	commits("nor has since", v0, "n@10.0.0.9", nil, 2, []int32{3}, pb.Code_OK)
+	commits("its member", kafka, "m@h", m, 3, []int32{3}, pb.Code_OK)
+	commits("that has committed since", v0, "n@10.0.0.9", nil, 4, []int32{3}, pb.Code_OFFSET_STALE)
+	commits("without a name", kafka, "n@10.0.0.9", nil, 5, []int32{3}, pb.Code_UNKNOWN_MEMBER)
+	commits("an old consumer's", v0, "x@10.0.0.9", nil, 6, []int32{0}, pb.Code_OK)
+	commits("an old consumer's, by another", v0, "n@10.0.0.9", nil, 7, []int32{0}, pb.Code_OK)
+	commits("an old consumer's, by a consumer member", kafka, "m@h", m, 8, []int32{0}, pb.Code_STALE_EPOCH)
+	commits("an old consumer's, by a classic member", kafka, "c@h", c, 9, []int32{0}, pb.Code_ILLEGAL_GENERATION)
+	commits("its owner", kafka, "a@10.0.0.1", nil, 10, []int32{0}, pb.Code_OK)
+	commits("a member's, and one that is late", kafka, "d@10.0.0.9", nil, 11, []int32{3, 0}, pb.Code_UNKNOWN_MEMBER, pb.Code_OFFSET_STALE)
+}
