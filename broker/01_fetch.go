@@ -26,7 +26,7 @@ func (s *Server) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) kms
 		return resp
 	}
 	fr := partition.FetchRequest{
-		Version: req.Version, Client: partition.Client{Conn: c.conn, ClientID: c.clientID, Host: c.host},
+		Version: req.Version, Client: partition.Client{Conn: c.conn, ClientID: state.ClientKey(text(c.clientID)), Host: c.host},
 		MaxWait:  min(time.Duration(max(req.MaxWaitMillis, 0))*time.Millisecond, maxFetchWait),
 		MinBytes: int(max(req.MinBytes, 0)), MaxBytes: s.cfg.FetchMaxBytes, Isolation: partition.Isolation(req.IsolationLevel),
 	}

@@ -45,12 +45,13 @@ type Collector struct {
 type brokerFetches struct {
 	epoch id.BrokerEpoch
 	seq   uint64
-	lines map[FetchKey]Fetching
+	lines map[id.TopicPartition]map[uint64]Fetching // by connection
 }
 
 // Fetching is a line of the leader's registry of who fetches what.
 type Fetching struct {
 	Broker id.BrokerID
+	Epoch  id.BrokerEpoch
 	Fetch
 	Last time.Duration // this node's Boot time of the last known fetch; Age is not kept
 }
@@ -130,39 +131,40 @@ func (c *Collector) register(term id.Term, r *Report) uint64 {
 	}
 	b := c.registry[r.Broker]
 	if b == nil || b.epoch != r.Epoch || r.RegistrySeq == 1 {
-		b = &brokerFetches{epoch: r.Epoch, lines: map[FetchKey]Fetching{}}
+		b = &brokerFetches{epoch: r.Epoch, lines: map[id.TopicPartition]map[uint64]Fetching{}}
 		c.registry[r.Broker] = b
 	}
 	if r.RegistrySeq == 0 || r.RegistrySeq != b.seq+1 {
 		return b.seq
 	}
 	for _, f := range r.Fetches {
-		b.lines[FetchKey{f.Conn, f.TopicPartition}] = Fetching{Broker: r.Broker, Fetch: f, Last: now - f.Age}
+		of := b.lines[f.TopicPartition]
+		if of == nil {
+			of = map[uint64]Fetching{}
+			b.lines[f.TopicPartition] = of
+		}
+		of[f.Conn] = Fetching{Broker: r.Broker, Epoch: r.Epoch, Fetch: f, Last: now - f.Age}
 	}
 	for _, k := range r.Gone {
-		delete(b.lines, k)
+		if of := b.lines[k.TopicPartition]; of != nil {
+			if delete(of, k.Conn); len(of) == 0 {
+				delete(b.lines, k.TopicPartition)
+			}
+		}
 	}
 	b.seq = r.RegistrySeq
 	return b.seq
 }
 
-// Forget drops a broker's lines: it is dead, and so are the connections to it.
-func (c *Collector) Forget(b id.BrokerID) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.registry, b)
-}
-
-// Fetching lists who fetches a partition or did, in no order; empty on a node that does not lead.
+// Fetching lists who fetches a partition or did, in no order; empty on a node that does not lead. A broker's lines stay until its next
+// incarnation tells its own.
 func (c *Collector) Fetching(tp id.TopicPartition) []Fetching {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var out []Fetching
 	for _, b := range c.registry {
-		for k, f := range b.lines {
-			if k.TopicPartition == tp {
-				out = append(out, f)
-			}
+		for _, f := range b.lines[tp] {
+			out = append(out, f)
 		}
 	}
 	return out

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -314,6 +315,51 @@ func TestRegistryFollows(t *testing.T) {
 			rt.Fatalf("the leader has %d lines, the broker %d", n, len(have))
 		}
 	})
+}
+
+// A registry that is too large for one report is told in several, in its order, and the lease is held meanwhile.
+func TestLargeRegistryIsToldInParts(t *testing.T) {
+	c := &handClock{now: time.Hour}
+	f := newFakeLeader(c)
+	var lines []Fetch
+	for i := range 30_000 {
+		lines = append(lines, Fetch{Conn: uint64(i + 1), ClientID: strings.Repeat("x", 255), Host: "h", Closed: true, TopicPartition: id.TopicPartition{Topic: "t"}})
+	}
+	r := NewReporter(ReporterConfig{Caller: sized{t, f}, Clock: c, Self: func() (id.BrokerID, id.BrokerEpoch) { return 4, 9 }, Leader: f.Leader,
+		Applied: func() id.Index { return 1 }, Fetches: func() []Fetch { return lines }})
+	reports := 0
+	for told := 0; told < len(lines); reports++ {
+		if err := r.report(t.Context(), "l", 4, 9); err != nil {
+			t.Fatal(err)
+		}
+		now := f.col.Fetching(id.TopicPartition{Topic: "t"})
+		if len(now) <= told {
+			t.Fatalf("%d lines of %d after report %d, as before it", told, len(lines), reports+1)
+		}
+		told = len(now)
+		for _, x := range now {
+			if x.Conn > uint64(told) {
+				t.Fatalf("line %d is told before others: %d are", x.Conn, told)
+			}
+		}
+		c.now += lease.ReportEvery
+	}
+	if _, held := r.Lease().Held(c.now); !held || reports < 2 {
+		t.Errorf("lease held %v after %d reports", held, reports)
+	}
+}
+
+// sized refuses what the port would.
+type sized struct {
+	t *testing.T
+	Caller
+}
+
+func (s sized) Call(ctx context.Context, to Target, method string, p []byte) ([]byte, error) {
+	if len(p) > registryBytes+1<<10 {
+		s.t.Errorf("a report of %d bytes", len(p))
+	}
+	return s.Caller.Call(ctx, to, method, p)
 }
 
 func FuzzDecodeReport(f *testing.F) {

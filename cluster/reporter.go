@@ -54,6 +54,7 @@ const (
 	maxReportsOut   = 8
 	ownEvery        = 3               // beats; the lease has 0.9 s left when the next report to itself is made, which no network can lose
 	registryRefresh = 5 * time.Second // how old the leader's Age of an active fetch may be
+	registryBytes   = 4 << 20         // of lines in one report, far below MaxPayload
 	registryIdle    = 2 * time.Second // of a fetch that is older than this the leader's Age is exact
 )
 
@@ -261,7 +262,13 @@ func (r *Reporter) registryDelta(leader id.DirectoryID, rep *Report, now time.Du
 	if r.cfg.Fetches == nil {
 		return false
 	}
-	fetches := r.cfg.Fetches() // before the lock: partitions ask for the lease while they hold theirs
+	r.mu.Lock()
+	flying := r.registry.leader == leader && r.registry.flying
+	r.mu.Unlock()
+	if flying {
+		return false
+	}
+	fetches := r.cfg.Fetches() // without the lock: partitions ask for the lease while they hold theirs
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := &r.registry
@@ -271,12 +278,19 @@ func (r *Reporter) registryDelta(leader id.DirectoryID, rep *Report, now time.Du
 	if s.flying {
 		return false
 	}
+	size := 0
 	next := make(map[FetchKey]toldFetch, len(s.known))
 	for _, f := range fetches {
 		k := FetchKey{f.Conn, f.TopicPartition}
 		told, known := s.known[k]
 		moved := f.Age <= now-told.at && (now-told.at > registryRefresh || f.Age > registryIdle)
 		if !known || moved || f.Closed != told.closed || f.End != told.end {
+			if size += f.size(); size > registryBytes { // it goes with a later report
+				if known {
+					next[k] = told
+				}
+				continue
+			}
 			rep.Fetches = append(rep.Fetches, f)
 			told = toldFetch{now, f.Closed, f.End}
 		}

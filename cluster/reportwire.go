@@ -90,6 +90,11 @@ func appendFetchKey(b []byte, k FetchKey) []byte {
 
 const fetchKeyMin = 8 + 2 + 4
 
+// size is that of the line in a report.
+func (f *Fetch) size() int {
+	return fetchKeyMin + len(f.Topic) + 2 + len(f.ClientID) + 2 + len(f.Host) + 4 + 1 + 8
+}
+
 func (r *reader) fetchKey() FetchKey {
 	return FetchKey{Conn: r.uint64(), TopicPartition: id.TopicPartition{Topic: r.string(), Partition: int32(r.uint32())}}
 }

@@ -22,11 +22,11 @@ func (n *node) fetching(tp id.TopicPartition) []core.Fetcher {
 	v := n.raft.View()
 	out := make([]core.Fetcher, 0, len(lines))
 	for _, l := range lines {
-		f := core.Fetcher{Broker: l.Broker, Conn: l.Conn, ClientID: l.ClientID, Host: l.Host, Idle: now - l.Last, Closed: l.Closed, End: l.End}
-		if b, ok := v.Broker(l.Broker); ok {
-			f.Epoch = b.Epoch
+		if b, ok := v.Broker(l.Broker); !ok || b.Liveness != state.Live || b.Epoch != l.Epoch {
+			continue // with the process its connections are gone
 		}
-		out = append(out, f)
+		out = append(out, core.Fetcher{Broker: l.Broker, Epoch: l.Epoch, Conn: l.Conn, ClientID: l.ClientID, Host: l.Host, Idle: now - l.Last,
+			Closed: l.Closed, End: l.End})
 	}
 	return out
 }

@@ -11,7 +11,7 @@ import (
 // Client is who fetches.
 type Client struct {
 	Conn     uint64 // of the listener; unique for the life of the process. 0: not registered
-	ClientID string
+	ClientID string // a state.ClientKey
 	Host     string // remote address without the port
 }
 
@@ -53,70 +53,82 @@ type fetchMark struct {
 	last   time.Duration
 }
 
-func (c *clients) fetched(req *FetchRequest, now time.Duration) {
+// fetched notes a request. Only partitions that exist are: a client may name any.
+func (m *Manager) fetched(req *FetchRequest, now time.Duration) {
 	if req.Client.Conn == 0 {
 		return
 	}
+	client, c := req.Client, &m.clients
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.conns == nil {
 		c.conns, c.closed = map[uint64]*clientConn{}, map[id.TopicPartition]*closedConns{}
 	}
-	conn := c.conns[req.Client.Conn]
+	conn := c.conns[client.Conn]
 	if conn == nil {
 		conn = &clientConn{fetches: map[id.TopicPartition]fetchMark{}}
-		c.conns[req.Client.Conn] = conn
+		c.conns[client.Conn] = conn
 	}
-	conn.client = req.Client
+	conn.client = client
 	for i := range req.Items {
 		it := &req.Items[i]
-		conn.fetches[id.TopicPartition{Topic: it.Topic, Partition: it.Partition}] = fetchMark{it.Offset, now}
+		if tp := (id.TopicPartition{Topic: it.Topic, Partition: it.Partition}); m.find(tp) != nil {
+			conn.fetches[tp] = fetchMark{it.Offset, now}
+		}
 	}
 }
 
-// Fetches lists who fetched what, in no order. Only partitions that exist are listed.
+// Fetches lists who fetched what: who still may, in no order, then who has gone, and last who is not known any more. Only partitions
+// that exist are listed.
 func (m *Manager) Fetches() []FetchInfo {
-	var all, out []FetchInfo
-	led := map[id.TopicPartition]id.Offset{} // where the leadership began
-	m.clients.mu.Lock()
-	for _, conn := range m.clients.conns {
+	c := &m.clients
+	c.mu.Lock()
+	lines := 0
+	for _, conn := range c.conns {
+		lines += len(conn.fetches)
+	}
+	all, seen := make([]FetchInfo, 0, lines), map[id.TopicPartition]struct{}{}
+	for _, conn := range c.conns {
 		for tp, f := range conn.fetches {
 			all = append(all, FetchInfo{Client: conn.client, TopicPartition: tp, Offset: f.offset, Last: f.last})
-			led[tp] = 0
+			seen[tp] = struct{}{}
 		}
 	}
-	for tp := range m.clients.closed {
-		led[tp] = 0
+	for tp := range c.closed {
+		seen[tp] = struct{}{}
 	}
-	m.clients.mu.Unlock()
-	for tp := range led {
+	c.mu.Unlock()
+	starts, lost, gone := make(map[id.TopicPartition]id.Offset, len(seen)), []id.TopicPartition(nil), map[id.TopicPartition]struct{}{}
+	for tp := range seen {
 		if start, _, ok := m.leads(tp); ok {
-			led[tp] = start
-		} else {
-			delete(led, tp)
+			starts[tp] = start
+			continue
+		}
+		lost = append(lost, tp)
+		if m.find(tp) == nil {
+			gone[tp] = struct{}{}
 		}
 	}
-	for _, f := range all {
-		if _, ok := led[f.TopicPartition]; ok || m.find(f.TopicPartition) != nil {
-			out = append(out, f)
+	if len(gone) > 0 {
+		all = slices.DeleteFunc(all, func(f FetchInfo) bool { _, ok := gone[f.TopicPartition]; return ok })
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, tp := range lost { // and nothing that was closed meanwhile
+		delete(c.closed, tp)
+	}
+	for tp := range starts {
+		if closed := c.closed[tp]; closed != nil {
+			all = append(all, closed.known...)
 		}
 	}
-	m.clients.mu.Lock()
-	defer m.clients.mu.Unlock()
-	for tp := range m.clients.closed {
-		if _, ok := led[tp]; !ok {
-			delete(m.clients.closed, tp)
+	for tp, start := range starts {
+		if closed := c.closed[tp]; closed != nil {
+			start = max(start, closed.end)
 		}
+		all = append(all, FetchInfo{TopicPartition: tp, Closed: true, End: start})
 	}
-	for tp, start := range led {
-		others := FetchInfo{TopicPartition: tp, Closed: true, End: start}
-		if closed := m.clients.closed[tp]; closed != nil {
-			others.End = max(start, closed.end)
-			out = append(out, closed.known...)
-		}
-		out = append(out, others)
-	}
-	return out
+	return all
 }
 
 // leads tells, while this broker leads a partition, where that began and the high watermark.
@@ -130,26 +142,31 @@ func (m *Manager) leads(tp id.TopicPartition) (start, hw id.Offset, ok bool) {
 	return r.s.lead.epochStart, r.s.hw, r.s.role == leading
 }
 
-// ConnectionClosed remembers what a client fetched as that of a closed connection.
+// ConnectionClosed remembers what a client fetched as that of a closed connection. Its last fetch has ended.
 func (m *Manager) ConnectionClosed(conn uint64) {
-	m.clients.mu.Lock()
-	c := m.clients.conns[conn]
-	delete(m.clients.conns, conn)
-	m.clients.mu.Unlock()
-	if c == nil {
+	c := &m.clients
+	c.mu.Lock()
+	was := c.conns[conn]
+	c.mu.Unlock()
+	if was == nil {
 		return
 	}
-	for tp, f := range c.fetches {
+	var closed []FetchInfo
+	for tp, f := range was.fetches {
 		if _, hw, ok := m.leads(tp); ok {
-			m.clients.remember(FetchInfo{Client: c.client, TopicPartition: tp, Offset: f.offset, Last: f.last, Closed: true, End: hw})
+			closed = append(closed, FetchInfo{Client: was.client, TopicPartition: tp, Offset: f.offset, Last: f.last, Closed: true, End: hw})
 		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.conns, conn) // together: there is no moment at which it is neither open nor closed
+	for _, f := range closed {
+		c.rememberLocked(f)
 	}
 }
 
-// remember keeps the newest closed connection of each client id and host, and of the oldest only how far it may have got.
-func (c *clients) remember(f FetchInfo) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// rememberLocked keeps the newest closed connection of each client id and host, and of the oldest only how far it may have got.
+func (c *clients) rememberLocked(f FetchInfo) {
 	closed := c.closed[f.TopicPartition]
 	if closed == nil {
 		closed = new(closedConns)

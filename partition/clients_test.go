@@ -2,6 +2,8 @@ package partition
 
 import (
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,7 +45,7 @@ func TestClosedConnectionsAreRemembered(t *testing.T) {
 			}
 			f := FetchInfo{Client: Client{Conn: conn, ClientID: fmt.Sprint("c", conn%3), Host: fmt.Sprint("h", conn%7)}, TopicPartition: tp, Last: now}
 			open[conn] = f
-			m.clients.fetched(&FetchRequest{Client: f.Client, Items: []FetchItem{{Topic: "t"}, {Topic: "unknown"}}}, now)
+			m.fetched(&FetchRequest{Client: f.Client, Items: []FetchItem{{Topic: "t"}, {Topic: "unknown"}}}, now)
 		}
 		told, others, closed, any := map[[2]string]id.Offset{}, id.Offset(-1), 0, len(open)+len(gone) > 0
 		for _, f := range m.Fetches() {
@@ -73,4 +75,52 @@ func TestClosedConnectionsAreRemembered(t *testing.T) {
 			t.Errorf("of a partition that is gone: %v, %v", got, m.clients.closed)
 		}
 	})
+}
+
+// Whatever is told while connections come and go, one that has fetched is told as open or as closed at every moment.
+func TestConnectionIsOpenOrClosed(t *testing.T) {
+	const conns = 500
+	m := &Manager{replicas: map[id.TopicPartition]*replica{}}
+	for i := range conns {
+		r := &replica{}
+		r.s.role, r.s.hw = leading, 100
+		m.replicas[id.TopicPartition{Topic: "t", Partition: int32(i)}] = r
+	}
+	var fetched atomic.Int32
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		for i := range int32(conns) {
+			c := Client{Conn: uint64(i + 1), ClientID: "c", Host: "h"}
+			m.fetched(&FetchRequest{Client: c, Items: []FetchItem{{Topic: "t", Partition: i}}}, 1)
+			fetched.Add(1)
+			m.ConnectionClosed(c.Conn)
+		}
+	})
+	for last := false; !last; {
+		n := fetched.Load()
+		last = n == conns
+		told := map[int32]bool{}
+		for _, f := range m.Fetches() {
+			told[f.Partition] = told[f.Partition] || f.Host != ""
+		}
+		for i := range n {
+			if !told[i] {
+				t.Fatalf("of %d connections the one of partition %d is told neither as open nor as closed", n, i)
+			}
+		}
+	}
+}
+
+// A client that names partitions that do not exist leaves nothing behind.
+func TestInventedPartitionsAreNotRegistered(t *testing.T) {
+	m := &Manager{replicas: map[id.TopicPartition]*replica{}}
+	req := &FetchRequest{Client: Client{Conn: 1}}
+	for i := range int32(100) {
+		req.Items = append(req.Items, FetchItem{Topic: "invented", Partition: i})
+	}
+	m.fetched(req, 1)
+	if n := len(m.clients.conns[1].fetches); n > 0 {
+		t.Errorf("%d partitions are remembered", n)
+	}
 }

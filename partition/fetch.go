@@ -65,7 +65,7 @@ func failedResult(err error) FetchResult {
 // between high watermark and log end there is just nothing), ErrFencedLeaderEpoch, ErrUnknownLeaderEpoch, ErrOffsetNotAvailable (a
 // new leader, after MaxWait), ErrUnsupportedForFetch, ErrStorage.
 func (m *Manager) Fetch(ctx context.Context, req *FetchRequest) []FetchResult {
-	m.clients.fetched(req, m.deps.Clock.Boot())
+	m.fetched(req, m.deps.Clock.Boot())
 	p := parked{wait: req.MaxWait}
 	defer p.end()
 	for {

@@ -310,6 +310,7 @@ func TestReaderOf(t *testing.T) {
 		"two under its client id":            {tells: []Fetcher{others, x(7, "mine", 0), x(8, "mine", 0)}},
 		"another client id":                  {tells: []Fetcher{others, x(7, "mine", 0), x(8, "other", 0)}, want: 7},
 		"another client id, by a znode":      {byZnode: true, tells: []Fetcher{others, x(7, "mine", 0), x(8, "other", 0)}},
+		"another host, by a znode":           {byZnode: true, tells: []Fetcher{others, x(7, "mine", 0), {Broker: 1, Epoch: 1, Conn: 8, ClientID: "mine", Host: "10.0.0.2"}}},
 		"another host":                       {tells: []Fetcher{others, x(7, "mine", 0), {Broker: 1, Epoch: 1, Conn: 8, ClientID: "mine", Host: "10.0.0.2"}}, want: 7},
 		"one from before the claim":          {tells: []Fetcher{others, x(7, "mine", 0), x(8, "mine", time.Minute)}, want: 7},
 		"the claim is older than the term":   {failover: true, tells: []Fetcher{others, x(7, "mine", 0), x(8, "mine", time.Minute)}},

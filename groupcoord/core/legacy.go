@@ -442,16 +442,16 @@ func (c *Coordinator) budget(g *legacyGroup, h *held, bound time.Duration) {
 	if h.session == 0 {
 		return
 	}
-	k := spender{h.session, h.gate}
-	began, ok := g.budget[k]
-	if !ok || began+bound+attemptPause < c.now {
-		began = h.since
-		g.budget[k] = began
-	}
-	h.until = min(h.until, began+bound)
 	if w := h.req.Waited; w > 0 {
 		h.until = max(h.until, h.since+w+reportsBegin)
 	}
+	k := spender{h.session, h.gate}
+	began, ok := g.budget[k]
+	if !ok || began+bound+attemptPause < c.now {
+		began = h.until - bound
+		g.budget[k] = began
+	}
+	h.until = min(h.until, began+bound)
 }
 
 // hold parks a request, and says so in the graph of waits.

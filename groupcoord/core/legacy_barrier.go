@@ -280,9 +280,9 @@ func (c *Coordinator) turnPublish(g *legacyGroup) {
 		at = never // turnCompletion comes first; but nobody waits for ever
 	}
 	overdue := false
-	if len(g.joins) > 0 {
-		at = min(at, g.joins[0].until)
-		overdue = g.joins[0].until <= c.now
+	for _, h := range g.joins { // the first to come here need not have waited longest
+		at = min(at, h.until)
+		overdue = overdue || h.until <= c.now
 	}
 	if at > c.now {
 		g.wake(at)

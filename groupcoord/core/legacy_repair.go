@@ -49,12 +49,14 @@ type reservedFetch struct {
 	seen    time.Duration // in this term, first
 	fetch   []Fetcher     // the connections, as they were when it ended
 	reader  *Fetcher      // the member's, whatever its client id; nil: it cannot be told
+	seems   *Fetcher      // to be the reader
+	seemsAt time.Duration // since when
 	asked   time.Duration // for a fence, last
 }
 
 // isOf reports whether a connection is surely one of the group: old JVM consumers that set no client id give the group's name.
 func (f *reservedFetch) isOf(group string, x Fetcher) bool {
-	return x.ClientID == group || f.reader != nil && f.reader.is(x)
+	return x.ClientID == state.ClientKey(group) || f.reader != nil && f.reader.is(x)
 }
 
 // ownedSince is a claim that was seen in this term.
@@ -108,13 +110,12 @@ func (c *Coordinator) reservedFor(g *legacyGroup, r *state.Reservation) time.Dur
 	age := max(c.now-f.seen, time.Duration(c.v.ClockMs()-r.SinceMs)*time.Millisecond) // the cluster's clock is coarse
 	left := max(time.Duration(r.TimeoutMs)*time.Millisecond-age, 0)
 	settled := max(f.seen+reportsSettle, reportsBegin)
-	if c.cfg.Fetching != nil && f.reader == nil && c.now >= settled {
-		f.reader = c.readerOf(g, r, tp)
-	}
-	switch {
-	case c.cfg.Fetching == nil:
+	if c.cfg.Fetching == nil {
 		return left
-	case !c.stopped(g, f, tp, r.Host):
+	}
+	c.findReader(g, f, r, tp)
+	switch {
+	case !c.stopped(g, f, r, tp):
 		return min(left, reservationBeat)
 	case c.now < settled:
 		return min(left, reservationBeat, settled-c.now)
@@ -125,11 +126,12 @@ func (c *Coordinator) reservedFor(g *legacyGroup, r *state.Reservation) time.Dur
 // stopped reports whether none of the connections goes on that fetched a partition when the session ended: from its host, or, as a
 // machine may have several addresses, under the group's name. One that is there and asks for nothing, as that of a frozen process,
 // counts as stopped when it can be cut off before the partition has another owner.
-func (c *Coordinator) stopped(g *legacyGroup, f *reservedFetch, tp id.TopicPartition, host string) bool {
+func (c *Coordinator) stopped(g *legacyGroup, f *reservedFetch, r *state.Reservation, tp id.TopicPartition) bool {
 	now := c.fetching(tp)
 	if c.now-f.seen <= reportsSettle || c.now <= reportsBegin {
+		since := c.sinceClaim(g, r, tp) // what fetched before is of an owner before, who may be the next
 		for _, x := range now {
-			if (x.Host == host || x.ClientID == g.name) && !slices.ContainsFunc(f.fetch, x.is) {
+			if (x.Host == r.Host || f.isOf(g.name, x)) && x.Idle <= since && !slices.ContainsFunc(f.fetch, x.is) {
 				f.fetch = append(f.fetch, x)
 			}
 		}
@@ -148,11 +150,36 @@ func (c *Coordinator) fetching(tp id.TopicPartition) []Fetcher {
 	return slices.DeleteFunc(slices.Clone(c.cfg.Fetching(tp)), func(x Fetcher) bool { return x.Closed })
 }
 
+// sinceClaim is how long ago a partition that is reserved was claimed, as far as is known in this term.
+func (c *Coordinator) sinceClaim(g *legacyGroup, r *state.Reservation, tp id.TopicPartition) time.Duration {
+	if own := g.owned[tp]; own.claimed == r.Claimed {
+		return max(c.now-own.at, activeFetch)
+	}
+	return math.MaxInt64
+}
+
+// findReader settles on the connection of an expired member when the reports have named the same one for a while: one report may be from
+// before the partition has moved.
+func (c *Coordinator) findReader(g *legacyGroup, f *reservedFetch, r *state.Reservation, tp id.TopicPartition) {
+	if f.reader != nil {
+		return
+	}
+	x := c.readerOf(g, r, tp)
+	if x == nil || f.seems == nil || !f.seems.is(*x) {
+		f.seems, f.seemsAt = x, c.now
+	}
+	if x != nil && c.now >= max(f.seemsAt+reportsSettle, reportsBegin) {
+		f.reader = x
+	}
+}
+
 // readerOf finds the connection of an expired member that has a client id of its own, or one that its library gives to all (kafka-node,
 // pykafka): others on its machine may read the same partition under it, simple consumers or another group. The member committed the
-// partition since it had claimed it, so it got the record below its offset: over which connections that was possible the leader knows. When
-// of all under its address, and under the client id that committed, that fetched since the claim there is but one, that is the member's. nil:
-// it cannot be told, and the reservation's bound is what there is.
+// partition since it had claimed it, so it read it, up to the record below its offset: over which connections that was possible the leader
+// knows. When of all that fetched since the claim, under its address and client id if they are known from the commit, there is but one, that
+// is the member's. nil: it cannot be told, and the reservation's bound is what there is. What is taken for the member's commit may be the late
+// one of an owner before with the same client id and address; then a member that never fetched would have to have a reader beside it that has
+// them too for that one to be taken for it.
 func (c *Coordinator) readerOf(g *legacyGroup, r *state.Reservation, tp id.TopicPartition) *Fetcher {
 	o, ok := c.v.Offset(g.name, tp.Topic, tp.Partition)
 	p, there := c.v.Partition(tp.Topic, tp.Partition)
@@ -160,13 +187,11 @@ func (c *Coordinator) readerOf(g *legacyGroup, r *state.Reservation, tp id.Topic
 		return nil
 	}
 	client, byKafka := strings.CutSuffix(o.By, "@"+r.Host) // as the broker names who commits without a member
+	client = state.ClientKey(client)
 	if !byKafka && o.By != r.Member {
 		return nil
 	}
-	since := time.Duration(math.MaxInt64)
-	if own := g.owned[tp]; own.claimed == r.Claimed {
-		since = max(c.now-own.at, activeFetch)
-	}
+	since := c.sinceClaim(g, r, tp)
 	var all []Fetcher
 	told := false
 	for _, x := range c.cfg.Fetching(tp) {
@@ -177,7 +202,7 @@ func (c *Coordinator) readerOf(g *legacyGroup, r *state.Reservation, tp id.Topic
 			told = told || others
 		case others:
 			return nil
-		case x.Host == r.Host && (!byKafka || x.ClientID == client) && (x.Closed || x.Idle <= since):
+		case (!byKafka || x.Host == r.Host && x.ClientID == client) && (x.Closed || x.Idle <= since):
 			all = append(all, x)
 		}
 	}

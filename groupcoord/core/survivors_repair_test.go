@@ -49,7 +49,7 @@ func expiring(t *testing.T) *teller {
 	p.mind.cfg.Fetching = func(id.TopicPartition) []Fetcher { return p.fetches() }
 	p.cfg.Fetching = p.mind.cfg.Fetching
 	p.tellAll("claim a of=t/0")
-	p.advance(time.Second)
+	p.advance(10 * time.Second)
 	return p
 }
 

@@ -3,7 +3,9 @@ package state
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
 	pb "github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
@@ -139,5 +141,14 @@ func TestRegistrations(t *testing.T) {
 		if got := reg.Key(); ok != (want != "") || ok && got != want {
 			t.Errorf("%q: %q %v, want %q", raw, got, ok, want)
 		}
+	}
+}
+
+// Long client ids are kept short, and apart.
+func TestClientKey(t *testing.T) {
+	long := strings.Repeat("ü", 5000)
+	a, b := ClientKey(long+"a"), ClientKey(long+"b")
+	if ClientKey("app") != "app" || a == b || len(a) > 128 || !utf8.ValidString(a) || a != ClientKey(long+"a") || ClientKey(strings.Repeat("x", 128)) != strings.Repeat("x", 128) {
+		t.Errorf("%q and %q", a, b)
 	}
 }
