@@ -63,13 +63,15 @@ const (
 type Reporter struct {
 	cfg ReporterConfig
 
-	mu       sync.Mutex
-	left     bool
-	lease    lease.Lease
-	sent     time.Duration // when the last report was
-	clockMs  int64
-	clockAt  time.Duration
-	registry registryState
+	mu      sync.Mutex
+	left    bool
+	lease   lease.Lease
+	sent    time.Duration // when the last report was
+	clockMs int64
+	clockAt time.Duration
+
+	registryMu sync.Mutex // not mu: Fetches waits for partitions, which ask for the lease while they hold their own
+	registry   registryState
 }
 
 // NewReporter starts nothing.
@@ -171,19 +173,21 @@ func (r *Reporter) report(ctx context.Context, leader id.DirectoryID, b id.Broke
 	if err == nil {
 		reply, err = decodeReportReply(raw)
 	}
-	r.mu.Lock()
+	if err == nil {
+		r.mu.Lock()
+		r.clockMs, r.clockAt = reply.ClockMs, sent
+		if reply.Granted && !r.left {
+			r.lease.Answered(sent)
+		}
+		r.mu.Unlock()
+	}
+	r.registryMu.Lock()
 	if delta {
 		r.registry.settle(leader, rep.RegistrySeq, err == nil && reply.RegistrySeq == rep.RegistrySeq)
 	} else if err == nil && reply.RegistrySeq != r.registry.acked && !r.registry.flying && r.registry.leader == leader {
 		r.registry.reset(leader)
 	}
-	if err == nil {
-		r.clockMs, r.clockAt = reply.ClockMs, sent
-		if reply.Granted && !r.left {
-			r.lease.Answered(sent)
-		}
-	}
-	r.mu.Unlock()
+	r.registryMu.Unlock()
 	if err != nil {
 		return err
 	}
@@ -262,15 +266,8 @@ func (r *Reporter) registryDelta(leader id.DirectoryID, rep *Report, now time.Du
 	if r.cfg.Fetches == nil {
 		return false
 	}
-	r.mu.Lock()
-	flying := r.registry.leader == leader && r.registry.flying
-	r.mu.Unlock()
-	if flying {
-		return false
-	}
-	fetches := r.cfg.Fetches() // without the lock: partitions ask for the lease while they hold theirs
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.registryMu.Lock()
+	defer r.registryMu.Unlock()
 	s := &r.registry
 	if s.leader != leader || s.known == nil {
 		s.reset(leader)
@@ -280,7 +277,7 @@ func (r *Reporter) registryDelta(leader id.DirectoryID, rep *Report, now time.Du
 	}
 	size := 0
 	next := make(map[FetchKey]toldFetch, len(s.known))
-	for _, f := range fetches {
+	for _, f := range r.cfg.Fetches() {
 		k := FetchKey{f.Conn, f.TopicPartition}
 		told, known := s.known[k]
 		moved := f.Age <= now-told.at && (now-told.at > registryRefresh || f.Age > registryIdle)

@@ -84,15 +84,5 @@ func TestCommitEndsInTime(t *testing.T) {
 	if r, c := <-p.parked, <-p.cancelled; r != c {
 		t.Fatalf("cancelled %d, parked was %d", c, r)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	got := make(chan error, 1)
-	go func() { _, err := c.Commit(ctx, time.Hour, commitOf(2)); got <- err }()
-	r := <-p.parked
-	cancel()
-	if err := <-got; !errors.Is(err, context.Canceled) {
-		t.Fatal(err)
-	}
-	if c := <-p.cancelled; c != r {
-		t.Fatalf("cancelled %d, parked was %d", c, r)
-	}
+	p.leaves(t, func(ctx context.Context) error { _, err := c.Commit(ctx, time.Hour, commitOf(2)); return err })
 }

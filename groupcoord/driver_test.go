@@ -261,9 +261,15 @@ func TestParkedRequestIsCancelledWithItsClient(t *testing.T) {
 	p := newParker(time.Hour)
 	w := newWorld(t, func() core.Mind { return p })
 	defer w.lead("a")()
+	p.leaves(t, func(ctx context.Context) error { _, err := w.client().Do(ctx, claim(1)); return err })
+}
+
+// leaves has a client go while its request is parked: the request ends, and the mind is told.
+func (p *parker) leaves(t *testing.T, ask func(context.Context) error) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	got := make(chan error, 1)
-	go func() { _, err := w.client().Do(ctx, claim(1)); got <- err }()
+	go func() { got <- ask(ctx) }()
 	r := <-p.parked
 	cancel()
 	if err := <-got; !errors.Is(err, context.Canceled) {

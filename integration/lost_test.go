@@ -65,8 +65,8 @@ var lostSteps = []struct {
 	{"classic: OffsetCommit is under way", false, lostCommit},
 	{"classic: LeaveGroup is under way", false, lostLeave},
 	{"classic: static members are away, the leader among them", false, lostStatic},
-	{"cooperative: SyncGroup of the first phase is under way", false, lostFirstPhase},
-	{"cooperative: what was revoked is given up", false, lostBetweenPhases},
+	{"cooperative: SyncGroup of the first phase is under way", false, lostAtGate("lead", "follow")},
+	{"cooperative: what was revoked is given up", false, lostAtGate("revoke", "heartbeat")},
 	{"cooperative: JoinGroup of the second phase, all but one wait", false, lostSecondJoin},
 	{"cooperative: SyncGroup of the second phase is under way", false, lostSecondSync},
 	{"consumer: the first heartbeat", false, lostFirstBeat},
@@ -403,20 +403,15 @@ func (s *scene) cooperated(all []*classic) {
 	beyond(s, all...)
 }
 
-func lostFirstPhase(s *scene) {
-	all := s.cooperatives("lead")
-	s.doing(all, map[string]int{"at lead": 1, "follow": 2})
-	s.struckHere()
-	open(all, "lead")
-	s.cooperated(all)
-}
-
-func lostBetweenPhases(s *scene) {
-	all := s.cooperatives("revoke")
-	s.doing(all, map[string]int{"at revoke": 1, "heartbeat": 2})
-	s.struckHere()
-	open(all, "revoke")
-	s.cooperated(all)
+// lostAtGate: one of three is about to take a step, and the others do what they do until it has.
+func lostAtGate(gate, others string) func(*scene) {
+	return func(s *scene) {
+		all := s.cooperatives(gate)
+		s.doing(all, map[string]int{"at " + gate: 1, others: 2})
+		s.struckHere()
+		open(all, gate)
+		s.cooperated(all)
+	}
 }
 
 func lostSecondJoin(s *scene) {

@@ -19,8 +19,7 @@ type Client struct {
 type FetchInfo struct {
 	Client
 	id.TopicPartition
-	Offset id.Offset     // of the last request
-	Last   time.Duration // Boot time of the last request
+	Last time.Duration // Boot time of the last request; 0 when Closed
 	// Closed: the connection is no more, and got no record from End on. Only the one that got most of each client id and host is told;
 	// without a host it stands for everybody else that ever got a record. Told by the leader only.
 	Closed bool
@@ -29,7 +28,7 @@ type FetchInfo struct {
 
 // clients is the registry of Fetches.
 type clients struct {
-	mu     sync.Mutex
+	mu     sync.Mutex // taken before a replica's, never after it
 	conns  map[uint64]*clientConn
 	closed map[id.TopicPartition]*closedConns
 }
@@ -45,12 +44,7 @@ const maxClosed = 8
 
 type clientConn struct {
 	client  Client
-	fetches map[id.TopicPartition]fetchMark
-}
-
-type fetchMark struct {
-	offset id.Offset
-	last   time.Duration
+	fetches map[id.TopicPartition]time.Duration // Boot time of the last request
 }
 
 // fetched notes a request. Only partitions that exist are: a client may name any.
@@ -66,14 +60,14 @@ func (m *Manager) fetched(req *FetchRequest, now time.Duration) {
 	}
 	conn := c.conns[client.Conn]
 	if conn == nil {
-		conn = &clientConn{fetches: map[id.TopicPartition]fetchMark{}}
+		conn = &clientConn{fetches: map[id.TopicPartition]time.Duration{}}
 		c.conns[client.Conn] = conn
 	}
 	conn.client = client
 	for i := range req.Items {
 		it := &req.Items[i]
 		if tp := (id.TopicPartition{Topic: it.Topic, Partition: it.Partition}); m.find(tp) != nil {
-			conn.fetches[tp] = fetchMark{it.Offset, now}
+			conn.fetches[tp] = now
 		}
 	}
 }
@@ -83,50 +77,35 @@ func (m *Manager) fetched(req *FetchRequest, now time.Duration) {
 func (m *Manager) Fetches() []FetchInfo {
 	c := &m.clients
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	lines := 0
 	for _, conn := range c.conns {
 		lines += len(conn.fetches)
 	}
-	all, seen := make([]FetchInfo, 0, lines), map[id.TopicPartition]struct{}{}
+	all, ends := make([]FetchInfo, 0, lines), map[id.TopicPartition]id.Offset{} // of the others, where this broker leads
 	for _, conn := range c.conns {
-		for tp, f := range conn.fetches {
-			all = append(all, FetchInfo{Client: conn.client, TopicPartition: tp, Offset: f.offset, Last: f.last})
-			seen[tp] = struct{}{}
+		for tp, last := range conn.fetches {
+			if _, known := ends[tp]; !known {
+				start, _, ok := m.leads(tp)
+				if ok {
+					ends[tp] = start
+				} else if m.find(tp) == nil {
+					continue
+				}
+			}
+			all = append(all, FetchInfo{Client: conn.client, TopicPartition: tp, Last: last})
 		}
 	}
-	for tp := range c.closed {
-		seen[tp] = struct{}{}
-	}
-	c.mu.Unlock()
-	starts, lost, gone := make(map[id.TopicPartition]id.Offset, len(seen)), []id.TopicPartition(nil), map[id.TopicPartition]struct{}{}
-	for tp := range seen {
-		if start, _, ok := m.leads(tp); ok {
-			starts[tp] = start
+	for tp, closed := range c.closed {
+		start, _, ok := m.leads(tp)
+		if !ok {
+			delete(c.closed, tp)
 			continue
 		}
-		lost = append(lost, tp)
-		if m.find(tp) == nil {
-			gone[tp] = struct{}{}
-		}
+		all, ends[tp] = append(all, closed.known...), max(start, closed.end)
 	}
-	if len(gone) > 0 {
-		all = slices.DeleteFunc(all, func(f FetchInfo) bool { _, ok := gone[f.TopicPartition]; return ok })
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, tp := range lost { // and nothing that was closed meanwhile
-		delete(c.closed, tp)
-	}
-	for tp := range starts {
-		if closed := c.closed[tp]; closed != nil {
-			all = append(all, closed.known...)
-		}
-	}
-	for tp, start := range starts {
-		if closed := c.closed[tp]; closed != nil {
-			start = max(start, closed.end)
-		}
-		all = append(all, FetchInfo{TopicPartition: tp, Closed: true, End: start})
+	for tp, end := range ends {
+		all = append(all, FetchInfo{TopicPartition: tp, Closed: true, End: end})
 	}
 	return all
 }
@@ -146,22 +125,16 @@ func (m *Manager) leads(tp id.TopicPartition) (start, hw id.Offset, ok bool) {
 func (m *Manager) ConnectionClosed(conn uint64) {
 	c := &m.clients
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	was := c.conns[conn]
-	c.mu.Unlock()
 	if was == nil {
 		return
 	}
-	var closed []FetchInfo
-	for tp, f := range was.fetches {
+	delete(c.conns, conn)
+	for tp := range was.fetches {
 		if _, hw, ok := m.leads(tp); ok {
-			closed = append(closed, FetchInfo{Client: was.client, TopicPartition: tp, Offset: f.offset, Last: f.last, Closed: true, End: hw})
+			c.rememberLocked(FetchInfo{Client: was.client, TopicPartition: tp, Closed: true, End: hw})
 		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.conns, conn) // together: there is no moment at which it is neither open nor closed
-	for _, f := range closed {
-		c.rememberLocked(f)
 	}
 }
 

@@ -99,7 +99,7 @@ type Config struct {
 	Settle time.Duration
 	Hooks  Hooks
 
-	// Fetching lists the client connections that fetch a partition, as the brokers report them; nil: nobody knows.
+	// Fetching lists the client connections that fetch a partition or did, as the brokers report them; nil: nobody knows.
 	Fetching func(id.TopicPartition) []Fetcher
 
 	// Silence is for how long nothing has been heard of a ZooKeeper session, as the brokers report; nil: nobody knows.

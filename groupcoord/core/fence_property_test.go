@@ -353,7 +353,7 @@ func TestReaderOf(t *testing.T) {
 			g := mind.legacyGroup("g")
 			row, _ := p.s.View().Legacy("g")
 			var got uint64
-			if f := mind.readerOf(g, row.Reservation("t", 0), id.TopicPartition{Topic: "t"}); f != nil {
+			if f := mind.readerOf(g, row.Reservation("t", 0), id.TopicPartition{Topic: "t"}, c.tells); f != nil {
 				got = f.Conn
 			}
 			if got != c.want {

@@ -176,7 +176,9 @@ type reason struct{ cause, text string }
 // loadLegacy finds the groups of znode consumers at the start of the term.
 func (c *Coordinator) loadLegacy() {
 	c.v.Fences(func(f *state.Fence) bool {
-		c.legacyTurn(c.legacyGroup(f.Group))
+		if c.legacy.groups[f.Group] == nil {
+			c.legacyTurn(c.legacyGroup(f.Group))
+		}
 		return true
 	})
 	c.v.Groups(func(row *state.Group) bool {

@@ -32,6 +32,11 @@ func (f Fetcher) is(x Fetcher) bool {
 	return f.Broker == x.Broker && f.Epoch == x.Epoch && f.Conn == x.Conn
 }
 
+// from names what the connection fetches from a partition.
+func (f Fetcher) from(tp id.TopicPartition) *statepb.FencedFetch {
+	return &statepb.FencedFetch{Broker: int32(f.Broker), Epoch: uint64(f.Epoch), Conn: f.Conn, Topic: tp.Topic, Partition: tp.Partition}
+}
+
 // activeFetch is how long ago the last fetch may seem to be of a connection that goes on: reports refresh it every five seconds.
 const activeFetch = 6 * time.Second
 
@@ -109,13 +114,13 @@ func (c *Coordinator) reservedFor(g *legacyGroup, r *state.Reservation) time.Dur
 	}
 	age := max(c.now-f.seen, time.Duration(c.v.ClockMs()-r.SinceMs)*time.Millisecond) // the cluster's clock is coarse
 	left := max(time.Duration(r.TimeoutMs)*time.Millisecond-age, 0)
-	settled := max(f.seen+reportsSettle, reportsBegin)
 	if c.cfg.Fetching == nil {
 		return left
 	}
-	c.findReader(g, f, r, tp)
-	switch {
-	case !c.stopped(g, f, r, tp):
+	lines := c.cfg.Fetching(tp)
+	c.findReader(g, f, r, tp, lines)
+	switch settled := max(f.seen+reportsSettle, reportsBegin); {
+	case !c.stopped(g, f, r, tp, lines):
 		return min(left, reservationBeat)
 	case c.now < settled:
 		return min(left, reservationBeat, settled-c.now)
@@ -126,8 +131,8 @@ func (c *Coordinator) reservedFor(g *legacyGroup, r *state.Reservation) time.Dur
 // stopped reports whether none of the connections goes on that fetched a partition when the session ended: from its host, or, as a
 // machine may have several addresses, under the group's name. One that is there and asks for nothing, as that of a frozen process,
 // counts as stopped when it can be cut off before the partition has another owner.
-func (c *Coordinator) stopped(g *legacyGroup, f *reservedFetch, r *state.Reservation, tp id.TopicPartition) bool {
-	now := c.fetching(tp)
+func (c *Coordinator) stopped(g *legacyGroup, f *reservedFetch, r *state.Reservation, tp id.TopicPartition, lines []Fetcher) bool {
+	now := open(lines)
 	if c.now-f.seen <= reportsSettle || c.now <= reportsBegin {
 		since := c.sinceClaim(g, r, tp) // what fetched before is of an owner before, who may be the next
 		for _, x := range now {
@@ -147,7 +152,12 @@ func (c *Coordinator) fetching(tp id.TopicPartition) []Fetcher {
 	if c.cfg.Fetching == nil {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(c.cfg.Fetching(tp)), func(x Fetcher) bool { return x.Closed })
+	return open(c.cfg.Fetching(tp))
+}
+
+// open are those of the connections that have not closed.
+func open(lines []Fetcher) []Fetcher {
+	return slices.DeleteFunc(slices.Clone(lines), func(x Fetcher) bool { return x.Closed })
 }
 
 // sinceClaim is how long ago a partition that is reserved was claimed, as far as is known in this term.
@@ -160,11 +170,11 @@ func (c *Coordinator) sinceClaim(g *legacyGroup, r *state.Reservation, tp id.Top
 
 // findReader settles on the connection of an expired member when the reports have named the same one for a while: one report may be from
 // before the partition has moved.
-func (c *Coordinator) findReader(g *legacyGroup, f *reservedFetch, r *state.Reservation, tp id.TopicPartition) {
+func (c *Coordinator) findReader(g *legacyGroup, f *reservedFetch, r *state.Reservation, tp id.TopicPartition, lines []Fetcher) {
 	if f.reader != nil {
 		return
 	}
-	x := c.readerOf(g, r, tp)
+	x := c.readerOf(g, r, tp, lines)
 	if x == nil || f.seems == nil || !f.seems.is(*x) {
 		f.seems, f.seemsAt = x, c.now
 	}
@@ -177,10 +187,9 @@ func (c *Coordinator) findReader(g *legacyGroup, f *reservedFetch, r *state.Rese
 // pykafka): others on its machine may read the same partition under it, simple consumers or another group. The member committed the
 // partition since it had claimed it, so it read it, up to the record below its offset: over which connections that was possible the leader
 // knows. When of all that fetched since the claim, under its address and client id if they are known from the commit, there is but one, that
-// is the member's. nil: it cannot be told, and the reservation's bound is what there is. What is taken for the member's commit may be the late
-// one of an owner before with the same client id and address; then a member that never fetched would have to have a reader beside it that has
-// them too for that one to be taken for it.
-func (c *Coordinator) readerOf(g *legacyGroup, r *state.Reservation, tp id.TopicPartition) *Fetcher {
+// is the member's. nil: it cannot be told, and the reservation's bound is what there is. It is wrong only if the commit is the late one of an
+// owner before with the same client id and address, the member never fetched, and somebody else did under these too.
+func (c *Coordinator) readerOf(g *legacyGroup, r *state.Reservation, tp id.TopicPartition, lines []Fetcher) *Fetcher {
 	o, ok := c.v.Offset(g.name, tp.Topic, tp.Partition)
 	p, there := c.v.Partition(tp.Topic, tp.Partition)
 	if !ok || !there || r.Claimed == 0 || o.Mzxid <= r.Claimed {
@@ -194,7 +203,7 @@ func (c *Coordinator) readerOf(g *legacyGroup, r *state.Reservation, tp id.Topic
 	since := c.sinceClaim(g, r, tp)
 	var all []Fetcher
 	told := false
-	for _, x := range c.cfg.Fetching(tp) {
+	for _, x := range lines {
 		others := x.Closed && x.Host == ""
 		switch {
 		case x.Broker != p.Leader:
@@ -232,7 +241,8 @@ func (c *Coordinator) unfenced(g *legacyGroup, tp id.TopicPartition, claimer str
 // turnFences cuts connections of an expired member off from the partitions that others claim, or have, before the claims are granted;
 // and lifts what is over.
 func (c *Coordinator) turnFences(g *legacyGroup) {
-	g.fenced = c.v.AnyFence() && len(c.fencesOf(g)) > 0
+	fences := c.fencesOf(g)
+	g.fenced = len(fences) > 0
 	if len(g.fetchers) == 0 && !g.fenced {
 		return
 	}
@@ -255,7 +265,7 @@ func (c *Coordinator) turnFences(g *legacyGroup) {
 	}
 	if c.now >= g.fenceAt {
 		g.fenceAt = c.now + fenceBeat
-		c.liftFences(g)
+		c.liftFences(g, fences)
 	}
 	g.wake(g.fenceAt)
 }
@@ -272,7 +282,7 @@ func (c *Coordinator) turnFence(g *legacyGroup, f *reservedFetch, tp id.TopicPar
 	cut := &statepb.FenceFetches{Group: g.name, Member: f.member}
 	if (claimed || owner != "") && c.now >= f.asked+retryAfter {
 		for _, x := range c.unfenced(g, tp, owner) {
-			cut.Fetches = append(cut.Fetches, &statepb.FencedFetch{Broker: int32(x.Broker), Epoch: uint64(x.Epoch), Conn: x.Conn, Topic: tp.Topic, Partition: tp.Partition})
+			cut.Fetches = append(cut.Fetches, x.from(tp))
 		}
 	}
 	if len(cut.Fetches) > 0 {
@@ -300,14 +310,14 @@ func (c *Coordinator) fencesOf(g *legacyGroup) (all []*state.Fence) {
 }
 
 // liftFences ends the fences whose connections are gone, and those of a member that has the partition again, whoever set them.
-func (c *Coordinator) liftFences(g *legacyGroup) {
+func (c *Coordinator) liftFences(g *legacyGroup, fences []*state.Fence) {
 	lift := &statepb.FenceFetches{Group: g.name, Lift: true}
-	for _, f := range c.fencesOf(g) {
+	for _, f := range fences {
 		tp := id.TopicPartition{Topic: f.Topic, Partition: f.Partition}
 		x := Fetcher{Broker: f.Broker, Epoch: f.Epoch, Conn: f.Conn}
 		gone := c.now >= reportsBegin && !slices.ContainsFunc(c.fetching(tp), x.is)
 		if gone || c.ownedByLegacy(g.name, f.Topic, f.Partition) == f.Member || !c.v.GateOn(g.name, state.GateFence) {
-			lift.Fetches = append(lift.Fetches, &statepb.FencedFetch{Broker: int32(f.Broker), Epoch: uint64(f.Epoch), Conn: f.Conn, Topic: f.Topic, Partition: f.Partition})
+			lift.Fetches = append(lift.Fetches, x.from(tp))
 		}
 	}
 	if len(lift.Fetches) > 0 {
