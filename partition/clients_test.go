@@ -23,7 +23,7 @@ func TestClosedConnectionsAreRemembered(t *testing.T) {
 		open := map[uint64]FetchInfo{}
 		gone := map[[2]string]id.Offset{} // high watermark at the last close, by client id and host
 		for i := range rapid.IntRange(1, 150).Draw(rt, "steps") {
-			now, conn := time.Duration(i), uint64(rapid.IntRange(1, 200).Draw(rt, "conn"))
+			now, conn := time.Duration(i), uint64(rapid.IntRange(1, 40).Draw(rt, "conn"))
 			switch rapid.IntRange(0, 20).Draw(rt, "what") {
 			case 0:
 				r.s.role = following
