@@ -24,8 +24,8 @@ func TestClosedConnectionsAreRemembered(t *testing.T) {
 		gone := map[[2]string]id.Offset{} // high watermark at the last close, by client id and host
 		for i := range rapid.IntRange(1, 150).Draw(rt, "steps") {
 			now, conn := time.Duration(i), uint64(rapid.IntRange(1, 40).Draw(rt, "conn"))
-			switch rapid.IntRange(0, 20).Draw(rt, "what") {
-			case 0:
+			switch rapid.IntRange(0, 100).Draw(rt, "what") / 5 {
+			case 20: // one time in a hundred: between two leaderships more close than are told apart
 				r.s.role = following
 				if rapid.Bool().Draw(rt, "is seen") {
 					m.Fetches()
