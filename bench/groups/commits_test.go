@@ -36,7 +36,7 @@ func BenchmarkCommits(b *testing.B) {
 	}
 	var names []string
 	results := map[string]map[int]result{}
-	for _, start := range []func(*testing.B) system{kafka44, barnabas} {
+	for _, start := range []func(*testing.B) system{kafka44, kafka44x3, barnabas} {
 		b.Run("", func(b *testing.B) {
 			s := start(b)
 			s.topic(b, commitTopic, 1)

@@ -37,10 +37,19 @@ func kafka111(b *testing.B) system {
 	return system{name: "Kafka 1.1.1 + ZooKeeper 3.9.5", brokers: []string{kafka.Addr}, zookeeper: zk.Addr, replicas: 1}
 }
 
-// kafka44 is a real Apache Kafka 4.4 with what it has by default.
+// kafka44 is a real Apache Kafka 4.4 with what it has by default, one node that replicates nothing.
 func kafka44(b *testing.B) system {
 	kafka := reference.Kafka44(b, "group.initial.rebalance.delay.ms=3000")
-	return system{name: "Kafka 4.4", brokers: []string{kafka.Addr}, replicas: 1}
+	return system{name: "Kafka 4.4, 1 node", brokers: []string{kafka.Addr}, replicas: 1}
+}
+
+// kafka44x3 is three of them, with an offsets topic as it comes: 50 partitions, of which each is on all.
+func kafka44x3(b *testing.B) system {
+	s := system{name: "Kafka 4.4, 3 nodes", replicas: 3}
+	for _, kafka := range reference.Kafka44Nodes(b, 3, "offsets.topic.num.partitions=50") {
+		s.brokers = append(s.brokers, kafka.Addr)
+	}
+	return s
 }
 
 // barnabas is three nodes with what they have by default.

@@ -92,24 +92,45 @@ func Kafka(t testing.TB, version testtool.Tool, zookeeper string, extra ...strin
 // Kafka44 starts one Apache Kafka 4.4 in KRaft mode, broker and controller in one process, and returns when it serves.
 func Kafka44(t testing.TB, extra ...string) *Server {
 	t.Helper()
-	dir, first := testtool.Folder(t), testtool.FreePorts(t, 2)
-	file := write(t, dir, "server.properties", append([]string{
-		"process.roles=broker,controller", "node.id=1", "log.dirs=" + filepath.Join(dir, "data"),
-		fmt.Sprintf("listeners=PLAINTEXT://127.0.0.1:%d,CONTROLLER://127.0.0.1:%d", first, first+1),
-		fmt.Sprintf("advertised.listeners=PLAINTEXT://127.0.0.1:%d", first),
-		fmt.Sprintf("controller.quorum.bootstrap.servers=127.0.0.1:%d", first+1),
-		"controller.listener.names=CONTROLLER", "offsets.topic.num.partitions=1", "offsets.topic.replication.factor=1",
-		"group.initial.rebalance.delay.ms=0", "log.retention.hours=2147483647",
-	}, extra...))
-	format := testtool.Start(t, "format", testtool.JavaCommand(context.Background(), t, testtool.Kafka44, "kafka.tools.StorageTool",
-		"format", "--standalone", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", file))
-	if err := format.WaitFor(startLimit); err != nil {
-		t.Fatalf("format: %v", err)
+	return Kafka44Nodes(t, 1, extra...)[0]
+}
+
+// Kafka44Nodes starts a cluster of so many such nodes, with ids from 1, and returns when each serves. Its offsets topic is replicated
+// to all of them.
+func Kafka44Nodes(t testing.TB, nodes int, extra ...string) []*Server {
+	t.Helper()
+	ports := testtool.FreePorts(t, 2*nodes)
+	var voters []string
+	for i := range nodes {
+		voters = append(voters, fmt.Sprintf("%d@127.0.0.1:%d", i+1, ports+nodes+i))
 	}
-	cmd := testtool.JavaCommand(context.Background(), t, testtool.Kafka44, "kafka.Kafka", file)
-	s := &Server{Process: testtool.Start(t, "kafka-4.4", cmd), Addr: fmt.Sprintf("127.0.0.1:%d", first), Dir: dir}
-	s.await(t, func(net.Conn) error { return nil })
-	return s
+	all := make([]*Server, nodes)
+	for i := range all {
+		dir := testtool.Folder(t)
+		file := write(t, dir, "server.properties", append([]string{
+			"process.roles=broker,controller", fmt.Sprintf("node.id=%d", i+1), "log.dirs=" + filepath.Join(dir, "data"),
+			fmt.Sprintf("listeners=PLAINTEXT://127.0.0.1:%d,CONTROLLER://127.0.0.1:%d", ports+i, ports+nodes+i),
+			fmt.Sprintf("advertised.listeners=PLAINTEXT://127.0.0.1:%d", ports+i),
+			"controller.quorum.voters=" + strings.Join(voters, ","), "controller.listener.names=CONTROLLER",
+			"offsets.topic.num.partitions=1", fmt.Sprintf("offsets.topic.replication.factor=%d", nodes),
+			"group.initial.rebalance.delay.ms=0", "log.retention.hours=2147483647",
+		}, extra...))
+		format := testtool.Start(t, "format", testtool.JavaCommand(context.Background(), t, testtool.Kafka44,
+			"kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", file))
+		if err := format.WaitFor(startLimit); err != nil {
+			t.Fatalf("format: %v", err)
+		}
+		name := "kafka-4.4"
+		if nodes > 1 {
+			name = fmt.Sprint(name, "-", i+1)
+		}
+		cmd := testtool.JavaCommand(context.Background(), t, testtool.Kafka44, "kafka.Kafka", file)
+		all[i] = &Server{Process: testtool.Start(t, name, cmd), Addr: fmt.Sprintf("127.0.0.1:%d", ports+i), Dir: dir}
+	}
+	for _, s := range all {
+		s.await(t, func(net.Conn) error { return nil })
+	}
+	return all
 }
 
 func write(t testing.TB, dir, name string, lines []string) string {
