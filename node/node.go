@@ -185,7 +185,11 @@ func (n *node) wire() {
 		}
 	}
 	n.cluster.Handle(methodKnows, n.handleKnows)
-	n.cluster.Handle(groupcoord.Method, n.groups.Handle)
+	n.cluster.Handle(groupcoord.Method, func(ctx context.Context, p cluster.Peer, payload []byte) ([]byte, error) {
+		answer, err := n.groups.Handle(ctx, p, payload)
+		n.raft.Tell(p.Directory) // the answer names an entry that the asker waits for
+		return answer, err
+	})
 	n.cluster.Handle(cluster.MethodReport, n.collector.HandleReport)
 	n.cluster.Handle(cluster.MethodGoodbye, n.collector.HandleGoodbye)
 	n.cluster.OnPeerLost(n.deaths.PeerLost)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,6 +34,7 @@ const (
 type chunk struct {
 	data  []byte // elements of Entry.commands
 	count int
+	from  raft.ServerID // the follower that waits for the results to be applied there; empty: none does
 	// done is told the results, one for each command, or the error; once, by the combiner's goroutine, so it must not block. Nil for
 	// lanes, whose results come from the local state.
 	done func([]state.Settled, error)
@@ -42,7 +44,7 @@ type chunk struct {
 // refuses what reaches it.
 type combiner struct {
 	apply  func(data []byte) (wait func() (outcome, error))
-	pushed func(outcome)
+	pushed func(o outcome, waits func(raft.ServerID) bool) // before the chunks are answered; waits says who has a chunk in it
 	clock  func() (boot time.Duration, wall time.Time)
 	term   func() uint64 // of this node's leadership, 0 when it is not the leader
 
@@ -291,7 +293,9 @@ func (c *combiner) step(term uint64, boot time.Duration) time.Duration {
 func (c *combiner) finish(e entry) {
 	o, err := e.wait()
 	if err == nil {
-		c.pushed(o)
+		c.pushed(o, func(id raft.ServerID) bool {
+			return slices.ContainsFunc(e.chunks, func(k chunk) bool { return k.from == id })
+		})
 	} else {
 		c.owed.Add(int64(e.step)) // the next entry adds it
 	}

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hashicorp/raft"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
@@ -28,7 +29,7 @@ func TestFullEntryIsAloneUnderWay(t *testing.T) {
 		begun <- len(e.Commands)
 		return func() (outcome, error) { <-end; return outcome{index: 1}, nil }
 	}
-	c.pushed = func(outcome) {}
+	c.pushed = func(outcome, func(raft.ServerID) bool) {}
 	c.clock = func() (time.Duration, time.Time) { return 0, time.Time{} }
 	c.term = func() uint64 { return 1 }
 	stop := make(chan struct{})
@@ -86,7 +87,7 @@ func TestEntryGathersProposers(t *testing.T) {
 					begun = append(begun, time.Now())
 					return func() (outcome, error) { time.Sleep(2 * time.Millisecond); return outcome{index: 1}, nil }
 				}
-				c.pushed = func(outcome) {}
+				c.pushed = func(outcome, func(raft.ServerID) bool) {}
 				c.clock = func() (time.Duration, time.Time) { return 0, time.Time{} }
 				c.term = func() uint64 { return 1 }
 				stop := make(chan struct{})

@@ -32,7 +32,6 @@ type Node struct {
 	stores *stores
 	tr     *transport
 	pusher *pusher
-	ahead  *ahead
 	comb   *combiner
 	fsm    *fsm
 	inst   atomic.Pointer[instance]
@@ -117,8 +116,7 @@ func (n *Node) Start() (err error) {
 		}
 		return 0
 	}
-	n.pusher = newPusher(n.tr.sendPush)
-	n.ahead = newAhead(n.tr.sendAhead)
+	n.pusher = newPusher(n.tr.sendPush, n.told)
 	n.stores.log.ahead = n.aheadOf
 	if err := n.bootstrapStores(); err != nil {
 		return errors.Join(err, n.tr.close(), n.stores.close())
@@ -260,7 +258,6 @@ func (n *Node) Stop() error {
 	}
 	err := n.tr.layer.Close() // first: what waits for a peer fails at once
 	n.pusher.close()
-	n.ahead.close()
 	n.inst.Load().p.leave()
 	err = errors.Join(err, n.inst.Load().r.Shutdown().Error())
 	n.wg.Wait()

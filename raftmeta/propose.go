@@ -216,7 +216,7 @@ func (n *Node) rawTo(ctx context.Context, lead Leader, raw []byte) (*statepb.Res
 	return r, nil
 }
 
-func (n *Node) handleRaw(ctx context.Context, _ id.DirectoryID, p []byte) ([]byte, error) {
+func (n *Node) handleRaw(ctx context.Context, from id.DirectoryID, p []byte) ([]byte, error) {
 	if n.leaderTerm() == 0 {
 		return []byte{answerNotLeader}, nil
 	}
@@ -227,6 +227,7 @@ func (n *Node) handleRaw(ctx context.Context, _ id.DirectoryID, p []byte) ([]byt
 		return nil, err
 	}
 	r, err := n.proposeHere(ctx, p)
+	n.Tell(from)
 	if errors.Is(err, ErrNotLeader) {
 		return []byte{answerNotLeader}, nil
 	}
@@ -309,7 +310,7 @@ func (n *Node) forward(lead Leader, b batch) error {
 	return nil
 }
 
-func (n *Node) handleForward(ctx context.Context, _ id.DirectoryID, p []byte) ([]byte, error) {
+func (n *Node) handleForward(ctx context.Context, from id.DirectoryID, p []byte) ([]byte, error) {
 	if n.leaderTerm() == 0 {
 		return []byte{answerNotLeader}, nil
 	}
@@ -317,7 +318,8 @@ func (n *Node) handleForward(ctx context.Context, _ id.DirectoryID, p []byte) ([
 	if err != nil {
 		return nil, err
 	}
-	if err := n.comb.submit(ctx, n.stopped, chunk{data: b.chunk, count: int(b.last - b.first + 1)}); err != nil {
+	k := chunk{data: b.chunk, count: int(b.last - b.first + 1), from: raft.ServerID(from)}
+	if err := n.comb.submit(ctx, n.stopped, k); err != nil {
 		return nil, err
 	}
 	return []byte{answerTaken}, nil
@@ -339,11 +341,17 @@ func (n *Node) applyEntry(data []byte) func() (outcome, error) {
 	}
 }
 
-func (n *Node) pushCommit(o outcome) {
+func (n *Node) pushCommit(o outcome, waits func(raft.ServerID) bool) {
 	if f := n.followers(); f != nil {
-		n.pusher.push(target{o.index, o.term}, f)
+		n.pusher.push(target{o.index, o.term}, f, waits)
 	}
 }
+
+// Tell pushes the newest commit to a follower if it was not told yet: what is answered next has it wait for that.
+func (n *Node) Tell(follower id.DirectoryID) { n.pusher.tell(raft.ServerID(follower)) }
+
+// told is the newest commit that a follower's pipeline has carried.
+func (n *Node) told(follower raft.ServerID) uint64 { return n.inst.Load().p.told(follower) }
 
 // followers are the other servers of the newest configuration; nil when raft has ended.
 func (n *Node) followers() (others []raft.Server) {

@@ -1,8 +1,11 @@
 package raftmeta
 
 import (
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -53,17 +56,69 @@ func (s *scripted) sent() []target {
 
 var oneFollower = []raft.Server{{ID: "F"}}
 
+func all(raft.ServerID) bool      { return true }
+func nobody(raft.ServerID) bool   { return false }
+func untold(raft.ServerID) uint64 { return 0 }
+
+// Who waits for a commit is told at once, once; others when no entry has told them in a while, and never when entries follow one another.
+func TestPushLater(t *testing.T) { synctest.Test(t, pushLaterTest) }
+
+func pushLaterTest(t *testing.T) {
+	s := &scripted{}
+	var told atomic.Uint64
+	p := newPusher(s.send, func(raft.ServerID) uint64 { return told.Load() })
+	defer p.close()
+	step := func(what string, pass time.Duration, do func(), want ...uint64) {
+		t.Helper()
+		do()
+		time.Sleep(pass)
+		synctest.Wait()
+		var got []uint64
+		s.mu.Lock()
+		for _, g := range s.got {
+			got = append(got, g.index)
+		}
+		s.got = nil
+		s.mu.Unlock()
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: pushed %v, want %v", what, got, want)
+		}
+	}
+	push := func(i uint64, waits func(raft.ServerID) bool) func() {
+		return func() { p.push(target{i, 1}, oneFollower, waits) }
+	}
+	step("somebody waits", 0, push(1, all), 1)
+	step("nobody waits", pushLater-1, push(2, nobody))
+	step("and no entry comes", 1, func() {}, 2)
+	step("never again", time.Minute, func() {})
+	step("nobody waits", pushLater-1, push(3, nobody))
+	step("an entry tells", time.Minute, func() { told.Store(3) })
+	step("an entry tells of the one before", time.Minute, push(5, nobody), 5)
+	for i := uint64(6); i < 50; i++ {
+		step("a stream", pushLater/2, func() { told.Store(i - 1); push(i, nobody)() })
+	}
+	step("ends", pushLater, func() {}, 49)
+	step("nobody waits", 0, push(50, nobody))
+	step("somebody waits after all", 0, func() { p.tell("F") }, 50)
+	step("and was told", time.Minute, func() { p.tell("F"); p.tell("G") })
+	told.Store(51)
+	step("an entry tells, which a disk may hold up", 0, push(51, all), 51)
+	told.Store(52)
+	step("nobody waits", 0, push(52, nobody))
+	step("somebody does after all", 0, func() { p.tell("F") }, 52)
+}
+
 // One message is outstanding, always the newest, and it is sent again when a newer one waits.
 func TestPushNewestOnly(t *testing.T) {
 	s := &scripted{gate: make(chan struct{})}
-	p := newPusher(s.send)
+	p := newPusher(s.send, untold)
 	defer p.close()
-	p.push(target{1, 1}, oneFollower)
+	p.push(target{1, 1}, oneFollower, all)
 	eventually(t, "the first push", func() bool { return len(s.sent()) == 1 })
 	for i := uint64(2); i <= 9; i++ {
-		p.push(target{i, 1}, oneFollower)
+		p.push(target{i, 1}, oneFollower, all)
 	}
-	p.push(target{3, 1}, oneFollower) // an older one changes nothing
+	p.push(target{3, 1}, oneFollower, all) // an older one changes nothing
 	close(s.gate)
 	eventually(t, "the newest", func() bool { g := s.sent(); return g[len(g)-1] == target{9, 1} })
 	if g := s.sent(); len(g) != 2 || s.most != 1 {
@@ -75,29 +130,29 @@ func TestPushNewestOnly(t *testing.T) {
 // answer a few times.
 func TestPushRefused(t *testing.T) {
 	s := &scripted{answers: []raft.AppendEntriesResponse{{Term: 7}}}
-	p := newPusher(s.send)
+	p := newPusher(s.send, untold)
 	defer p.close()
-	p.push(target{5, 7}, oneFollower)
+	p.push(target{5, 7}, oneFollower, all)
 	eventually(t, "many tries", func() bool { return len(s.sent()) > 2*pushTries })
 	s.mu.Lock()
 	s.answers = []raft.AppendEntriesResponse{{Term: 7, Success: true}}
 	s.mu.Unlock()
-	p.push(target{6, 7}, oneFollower)
+	p.push(target{6, 7}, oneFollower, all)
 	eventually(t, "the newest", func() bool { g := s.sent(); return g[len(g)-1] == target{6, 7} })
 	s.mu.Lock()
 	s.got, s.answers = nil, []raft.AppendEntriesResponse{{Term: 8}}
 	s.mu.Unlock()
-	p.push(target{7, 7}, oneFollower)
+	p.push(target{7, 7}, oneFollower, all)
 	eventually(t, "the one refused in a later term", func() bool { return len(s.sent()) == 1 })
 	s.mu.Lock()
 	s.dead = true
 	s.mu.Unlock()
-	p.push(target{8, 7}, oneFollower)
+	p.push(target{8, 7}, oneFollower, all)
 	eventually(t, "all tries at a dead peer", func() bool { return len(s.sent()) == 2+pushTries })
 	s.mu.Lock()
 	s.dead, s.answers = false, nil
 	s.mu.Unlock()
-	p.push(target{9, 7}, oneFollower)
+	p.push(target{9, 7}, oneFollower, all)
 	eventually(t, "the next", func() bool { return len(s.sent()) == 3+pushTries })
 	if g := s.sent(); g[1] != (target{8, 7}) || g[len(g)-2] != (target{8, 7}) {
 		t.Fatalf("a push was repeated that should not be: %v", g)
@@ -106,14 +161,14 @@ func TestPushRefused(t *testing.T) {
 
 func TestPushEndsWithServer(t *testing.T) {
 	s := &scripted{}
-	p := newPusher(s.send)
-	p.push(target{1, 1}, []raft.Server{{ID: "F"}, {ID: "G"}})
-	p.push(target{2, 1}, oneFollower)
+	p := newPusher(s.send, untold)
+	p.push(target{1, 1}, []raft.Server{{ID: "F"}, {ID: "G"}}, all)
+	p.push(target{2, 1}, oneFollower, all)
 	if len(p.loops) != 1 {
 		t.Fatalf("%d loops", len(p.loops))
 	}
 	p.close()
-	p.push(target{3, 1}, oneFollower) // after the end: nothing
+	p.push(target{3, 1}, oneFollower, all) // after the end: nothing
 	if len(p.loops) != 1 {
 		t.Fatal("a loop was started after close")
 	}
@@ -163,7 +218,7 @@ func TestPushReachesFollowers(t *testing.T) {
 	c.bootstrapState()
 	f := c.follower()
 	c.register(f)
-	fast := 0
+	fast, others := 0, 0
 	for range 40 {
 		start := time.Now()
 		if _, err := f.Propose(c.ctx(), createZnode("/p", true)); err != nil {
@@ -172,9 +227,16 @@ func TestPushReachesFollowers(t *testing.T) {
 		if time.Since(start) < commitTimeout/2 {
 			fast++
 		}
+		index, _ := f.Hash() // the third node is told when no entry follows
+		for _, n := range c.up() {
+			must(t, n.WaitIndex(c.ctx(), index))
+		}
+		if time.Since(start) < commitTimeout/2 {
+			others++
+		}
 	}
-	if fast < 20 {
-		t.Errorf("only %d of 40 replies on a follower came before half of CommitTimeout", fast)
+	if fast < 20 || others < 20 {
+		t.Errorf("only %d of 40 replies on a follower came before half of CommitTimeout, and %d were seen everywhere", fast, others)
 	}
 }
 

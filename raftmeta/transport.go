@@ -24,7 +24,6 @@ var (
 
 const (
 	rpcTimeout      = time.Second
-	pipelineBuffer  = 256
 	connPool        = 5
 	appendRetry     = 50 * time.Millisecond
 	snapStallLimit  = 5 * time.Second // a received snapshot that makes no progress for so long is given up
@@ -143,7 +142,8 @@ type port struct {
 	facts atomic.Pointer[raftFacts] // set by run
 
 	fedMu sync.Mutex
-	fed   map[raft.ServerID]uint64 // how far AppendEntries outside of a pipeline has brought each follower
+	fed   map[raft.ServerID]uint64    // how far AppendEntries outside of a pipeline has brought each follower
+	pipes map[raft.ServerID]*pipeline // the newest to each
 
 	held     chan struct{} // closed by hold
 	holdOnce sync.Once
@@ -187,7 +187,7 @@ func (p *port) feeds(id raft.ServerID, term uint64) bool {
 
 // open makes a port; run starts it once raft exists.
 func (t *transport) open() *port {
-	return &port{NetworkTransport: t.net, t: t, rpc: make(chan raft.RPC), fed: map[raft.ServerID]uint64{},
+	return &port{NetworkTransport: t.net, t: t, rpc: make(chan raft.RPC), fed: map[raft.ServerID]uint64{}, pipes: map[raft.ServerID]*pipeline{},
 		held: make(chan struct{}), quit: make(chan struct{}), done: make(chan struct{})}
 }
 
@@ -405,62 +405,4 @@ func (p *pace) wait(to raft.ServerID, term uint64, quit <-chan struct{}) {
 		p.last = map[raft.ServerID]heartbeat{}
 	}
 	p.last[to] = heartbeat{term, p.clock.Boot()}
-}
-
-// AppendEntriesPipeline implements raft.Transport. Its answers are buffered: raft stops reading after a refused one while
-// its sender goes on, and both, and Shutdown, would wait for each other for ever.
-//
-// A follower that is behind gets none. raft sends one message on a pipeline for each new entry, or each one to two CommitTimeouts, and no
-// more for a follower that lacks more than that; and it turns to a pipeline when the follower has what there was when it was first
-// asked, before a restart for example. Without a pipeline it sends, message after message, all that there is by then.
-func (p *port) AppendEntriesPipeline(id raft.ServerID, a raft.ServerAddress) (raft.AppendPipeline, error) {
-	p.fedMu.Lock()
-	fed := p.fed[id]
-	p.fedMu.Unlock()
-	if f := p.facts.Load(); f != nil && f.last != nil && f.last() > fed+maxAppendEntries {
-		return nil, raft.ErrPipelineReplicationNotSupported
-	}
-	in, err := p.t.net.AppendEntriesPipeline(id, a)
-	if err != nil {
-		return nil, err
-	}
-	b := &bufferedPipeline{AppendPipeline: in, out: make(chan raft.AppendFuture, pipelineBuffer), done: make(chan struct{})}
-	b.wg.Add(1)
-	go b.forward()
-	return b, nil
-}
-
-type bufferedPipeline struct {
-	raft.AppendPipeline
-	out  chan raft.AppendFuture
-	done chan struct{}
-	once sync.Once
-	wg   sync.WaitGroup
-}
-
-func (b *bufferedPipeline) forward() {
-	defer b.wg.Done()
-	for {
-		select {
-		case f := <-b.AppendPipeline.Consumer():
-			select {
-			case b.out <- f:
-			case <-b.done:
-				return
-			}
-		case <-b.done:
-			return
-		}
-	}
-}
-
-// Consumer implements raft.AppendPipeline.
-func (b *bufferedPipeline) Consumer() <-chan raft.AppendFuture { return b.out }
-
-// Close implements raft.AppendPipeline.
-func (b *bufferedPipeline) Close() error {
-	b.once.Do(func() { close(b.done) })
-	err := b.AppendPipeline.Close()
-	b.wg.Wait()
-	return err
 }
