@@ -347,8 +347,13 @@ func (n *Node) pushCommit(o outcome, waits func(raft.ServerID) bool) {
 	}
 }
 
-// Tell pushes the newest commit to a follower if it was not told yet: what is answered next has it wait for that.
-func (n *Node) Tell(follower id.DirectoryID) { n.pusher.tell(raft.ServerID(follower)) }
+// Tell pushes the newest commit to a follower if it was not told yet: what is answered next has it wait for that. It may come before
+// Start, and before the entry's own proposer has gone on here: an answer may be of a view that was just applied.
+func (n *Node) Tell(follower id.DirectoryID) {
+	if i := n.inst.Load(); i != nil {
+		n.pusher.tell(raft.ServerID(follower), i.r.CommitIndex())
+	}
+}
 
 // told is the newest commit that a follower's pipeline has carried.
 func (n *Node) told(follower raft.ServerID) uint64 { return n.inst.Load().p.told(follower) }

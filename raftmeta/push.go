@@ -45,7 +45,7 @@ type pushLoop struct {
 	to     raft.Server
 	want   target
 	pushed target        // the last one
-	now    bool          // whatever entries have told
+	must   uint64        // somebody waits for commits up to here: whatever entries have told, which a disk may hold up
 	later  *time.Timer   // wakes
 	wake   chan struct{} // 1
 	quit   chan struct{}
@@ -89,7 +89,9 @@ func (p *pusher) push(t target, followers []raft.Server, now func(raft.ServerID)
 			l.want = t
 		}
 		if now(f.ID) {
-			l.now = true
+			l.must = max(l.must, t.index)
+		}
+		if l.must >= t.index {
 			l.kick()
 		} else {
 			l.later.Reset(pushLater)
@@ -100,13 +102,15 @@ func (p *pusher) push(t target, followers []raft.Server, now func(raft.ServerID)
 	}
 }
 
-// tell pushes now what was to be pushed later.
-func (p *pusher) tell(to raft.ServerID) {
+// tell pushes now what was to be pushed later, and what is committed already as soon as push is called for it.
+func (p *pusher) tell(to raft.ServerID, committed uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if l := p.loops[to]; l != nil && l.pushed != l.want {
-		l.now = true
-		l.kick()
+	if l := p.loops[to]; l != nil {
+		l.must = max(l.must, committed)
+		if l.pushed != l.want {
+			l.kick()
+		}
 	}
 }
 
@@ -131,9 +135,7 @@ func (p *pusher) due(l *pushLoop) (raft.Server, target, bool) {
 	if l.pushed == l.want {
 		return l.to, l.want, false
 	}
-	now := l.now
-	l.now = false
-	return l.to, l.want, now || p.told(l.to.ID) < l.want.index
+	return l.to, l.want, l.must > l.pushed.index || p.told(l.to.ID) < l.want.index
 }
 
 func (p *pusher) done(l *pushLoop, t target) {
@@ -174,7 +176,7 @@ func (p *pusher) run(l *pushLoop) {
 				}
 			}
 			p.done(l, t)
-			try = 0
+			break // what came meanwhile has woken this loop or waits for its time
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/barnabas-mq/barnabas/internal/id"
 )
 
 // scripted is a follower that answers pushes as told.
@@ -99,13 +101,62 @@ func pushLaterTest(t *testing.T) {
 	}
 	step("ends", pushLater, func() {}, 49)
 	step("nobody waits", 0, push(50, nobody))
-	step("somebody waits after all", 0, func() { p.tell("F") }, 50)
-	step("and was told", time.Minute, func() { p.tell("F"); p.tell("G") })
+	step("somebody waits after all", 0, func() { p.tell("F", 50) }, 50)
+	step("and was told", time.Minute, func() { p.tell("F", 50); p.tell("G", 50) })
 	told.Store(51)
 	step("an entry tells, which a disk may hold up", 0, push(51, all), 51)
 	told.Store(52)
 	step("nobody waits", 0, push(52, nobody))
-	step("somebody does after all", 0, func() { p.tell("F") }, 52)
+	step("somebody does after all", 0, func() { p.tell("F", 52) }, 52)
+	step("somebody waits for what is not here yet", time.Minute, func() { p.tell("F", 53) })
+	step("and then is, at an entry that tells", 0, func() { told.Store(53); push(53, nobody)() }, 53)
+	step("and not for the next", pushLater-1, push(54, nobody))
+	step("which is pushed later", 1, func() {}, 54)
+
+	s.answers = []raft.AppendEntriesResponse{{Term: 1}, {Term: 1, Success: true}}
+	step("a push overtakes its entry", 0, push(55, all), 55)
+	step("and is repeated, whatever the next entry tells meanwhile", time.Minute, func() { told.Store(55) }, 55)
+	s.gate = make(chan struct{})
+	step("one is under way", 0, push(56, all), 56)
+	step("while one comes for which nobody waits", 0, push(57, nobody))
+	step("it has its time all the same", pushLater-1, func() { close(s.gate); s.gate = nil })
+	step("and is pushed then", 1, func() {}, 57)
+}
+
+// Who is answered may wait for an entry that was just applied here and has not been pushed to anybody; and a peer may ask before Start.
+func TestTell(t *testing.T) {
+	ln := newLayer(t)
+	defer ln.Close()
+	n, err := New(Config{Dir: t.TempDir(), ID: "a", Stream: ln, Peers: meshPeers{}, Logger: quiet()})
+	must(t, err)
+	n.Tell("b")
+	must(t, n.Stop())
+
+	c := newCluster(t, 3, nil)
+	c.bootstrapState()
+	l, f := c.leader(), c.follower()
+	c.register(l)
+	l.pusher.mu.Lock()
+	loop := l.pusher.loops[raft.ServerID(f.id)]
+	l.pusher.mu.Unlock()
+	var entries, early int
+	_, cancel := l.Subscribe(func(u Update) {
+		entries++
+		l.Tell(id.DirectoryID(f.id))
+		l.pusher.mu.Lock()
+		defer l.pusher.mu.Unlock()
+		if at := uint64(u.View.Index()); loop.must >= at && loop.want.index < at {
+			early++
+		}
+	})
+	for range 5 {
+		_, err := l.Propose(c.ctx(), createZnode("/p", true))
+		must(t, err)
+	}
+	cancel()
+	if early != entries || entries < 5 {
+		t.Errorf("of %d entries, %d were noted for a push before their proposer went on", entries, early)
+	}
 }
 
 // One message is outstanding, always the newest, and it is sent again when a newer one waits.
