@@ -76,7 +76,7 @@ public final class HighLevelConsumer082 {
     }
 
     private void run(String topic, int streams) throws InterruptedException {
-        watchRebalances();
+        Thread watcher = watchRebalances();
         out.event("start", "topic", topic, "streams", streams);
         Map<String, List<KafkaStream<byte[], byte[]>>> all = connector.createMessageStreams(Collections.singletonMap(topic, streams));
         out.event("streams");
@@ -90,6 +90,7 @@ public final class HighLevelConsumer082 {
         for (Thread reader : readers) {
             reader.join();
         }
+        watcher.join(); // "stop" is the last event
         out.event("stop", "received", received.get(), "rebalances", rebalances());
         out.close();
         stopped.countDown();
@@ -153,7 +154,7 @@ public final class HighLevelConsumer082 {
     }
 
     /** Writes an event after each rebalance; 0.8.2.2 has no listener for it, so its own timer is read ten times a second. */
-    private void watchRebalances() {
+    private Thread watchRebalances() {
         Thread watcher = new Thread(() -> {
             long seen = 0;
             try {
@@ -171,5 +172,6 @@ public final class HighLevelConsumer082 {
         }, "rebalances");
         watcher.setDaemon(true);
         watcher.start();
+        return watcher;
     }
 }
