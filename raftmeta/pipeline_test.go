@@ -124,6 +124,8 @@ func aheadTest(t *testing.T) {
 	sent("and no second one", "8+1")
 	answer()
 	told("of what raft has not asked for")
+	b.ahead(message(1, 9, 1))
+	sent("nor when the first one is answered")
 	asks(message(1, 8, 0))
 	answer()
 	told("its own in between", "8+0")
@@ -157,6 +159,9 @@ func aheadTest(t *testing.T) {
 	w.refuse = nil
 	if _, err := b.AppendEntries(message(1, 13, 1), nil); !errors.Is(err, errReopening) {
 		t.Errorf("after a message that could not be sent: %v", err)
+	}
+	if got := b.commit.Load(); got != 10 {
+		t.Errorf("what could not be sent counts as told: %d", got)
 	}
 }
 
@@ -271,6 +276,39 @@ func TestAheadKeepsThePipeline(t *testing.T) {
 	})
 }
 
+// What is told of a follower, and sent ahead to it, is the newest pipeline's, also when an older one ends after it was opened.
+func TestNewestPipelineTells(t *testing.T) {
+	follower := newTransport("b", newLayer(t), nil, quiet())
+	leader := newTransport("a", newLayer(t), nil, quiet())
+	t.Cleanup(func() {
+		must(t, leader.close())
+		must(t, follower.close())
+	})
+	p := leader.open()
+	open := func(commit uint64) raft.AppendPipeline {
+		b, err := p.AppendEntriesPipeline("b", follower.net.LocalAddr())
+		must(t, err)
+		_, err = b.AppendEntries(message(1, commit, 0), new(raft.AppendEntriesResponse))
+		must(t, err)
+		return b
+	}
+	told := func(what string, want uint64) {
+		t.Helper()
+		if got := p.told("b"); got != want {
+			t.Errorf("%s: told of %d, want %d", what, got, want)
+		}
+	}
+	told("no pipeline", 0)
+	first := open(7)
+	told("the first", 7)
+	second := open(5)
+	told("the second", 5)
+	must(t, first.Close())
+	told("the second, when the first has ended", 5)
+	must(t, second.Close())
+	told("none, when both have", 0)
+}
+
 // The store says what comes before the entries that it is about to write, and says nothing when it does not know.
 func TestAheadKnowsWhatIsBefore(t *testing.T) {
 	h := newHealStore(raft.NewInmemStore(), nil)
@@ -291,6 +329,55 @@ func TestAheadKnowsWhatIsBefore(t *testing.T) {
 			t.Errorf("entry %d: told %v, want %v", i, told[i], want[i])
 		}
 	}
+}
+
+// The leader sends what raft would send, with the newest commit, and only what is small, a command, alone and of its term.
+func TestAheadIsWhatRaftWouldSend(t *testing.T) {
+	c := newCluster(t, 1, func(k *Config) { k.TickEvery = 10 * time.Second })
+	c.bootstrapState()
+	l := c.leader()
+	term, last := l.leaderTerm(), l.inst.Load().r.LastIndex()
+	sent := func(what string, want int, term, prev, prevTerm uint64, logs ...*raft.Log) *raft.AppendEntriesRequest {
+		t.Helper()
+		w := &wire{answers: make(chan raft.AppendFuture)}
+		b := newPipeline(w)
+		b.term, b.last = term, prev
+		port := l.inst.Load().p
+		port.fedMu.Lock()
+		port.pipes["x"] = b
+		port.fedMu.Unlock()
+		l.aheadOf(logs, prev, prevTerm)
+		must(t, b.Close())
+		if len(w.sent) != want {
+			t.Fatalf("%s: %d messages, want %d", what, len(w.sent), want)
+		}
+		if want == 0 {
+			return nil
+		}
+		return w.sent[0]
+	}
+	command := func(index, term uint64, size int) *raft.Log {
+		return &raft.Log{Index: index, Term: term, Type: raft.LogCommand, Data: make([]byte, size)}
+	}
+	next := command(last+1, term, aheadMost)
+	q := sent("a command", 1, term, last, 1, next)
+	h := l.tr.header()
+	if q.Term != term || q.PrevLogEntry != last || q.PrevLogTerm != 1 || !slices.Equal(q.Entries, []*raft.Log{next}) ||
+		q.LeaderCommitIndex != last || q.ProtocolVersion != h.ProtocolVersion || string(q.Addr) != string(h.Addr) || string(q.ID) != string(h.ID) {
+		t.Errorf("sent %+v", q)
+	}
+	if q := sent("after an entry that is not committed", 1, term, last+1, term, command(last+2, term, 1)); q.LeaderCommitIndex != last {
+		t.Errorf("commit %d, want %d", q.LeaderCommitIndex, last)
+	}
+	if q := sent("after one before the commit", 1, term, last-1, term, command(last, term, 1)); q.LeaderCommitIndex != last-1 {
+		t.Errorf("commit %d, want %d", q.LeaderCommitIndex, last-1)
+	}
+	sent("a large one", 0, term, last, 1, command(last+1, term, aheadMost+1))
+	sent("two", 0, term, last, 1, next, command(last+2, term, 1))
+	sent("a configuration", 0, term, last, 1, &raft.Log{Index: last + 1, Term: term, Type: raft.LogConfiguration})
+	sent("of another term", 0, term+1, last, 1, command(last+1, term+1, 1))
+	sent("the first", 0, term, 0, 1, command(1, term, 1))
+	sent("after one of no known term", 0, term, last, 0, next)
 }
 
 // A leader that dies before it has written what it sent ahead: the others have it, and it is decided as any entry of a dead leader
