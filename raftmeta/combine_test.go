@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -174,5 +175,24 @@ func TestProposeAllInTerm(t *testing.T) {
 		if n != 1 {
 			t.Errorf("command %d was answered %d times", i, n)
 		}
+	}
+}
+
+// Who waits for an entry is told before its chunks are answered, for an answer may name it.
+func TestPushedBeforeAnswered(t *testing.T) {
+	c := newCombiner()
+	var order []string
+	c.pushed = func(o outcome, waits func(raft.ServerID) bool) {
+		for _, id := range []raft.ServerID{"a", "b", "c"} {
+			if waits(id) {
+				order = append(order, string(id))
+			}
+		}
+	}
+	done := func([]state.Settled, error) { order = append(order, "answered") }
+	wait := func() (outcome, error) { return outcome{index: 1, settled: make([]state.Settled, 3)}, nil }
+	c.finish(entry{chunks: []chunk{{count: 1, from: "b"}, {count: 1, done: done}, {count: 1, from: "c"}}, wait: wait})
+	if want := []string{"b", "c", "answered"}; !slices.Equal(order, want) {
+		t.Errorf("%v, want %v", order, want)
 	}
 }

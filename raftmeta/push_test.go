@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
 // scripted is a follower that answers pushes as told.
@@ -157,6 +158,39 @@ func TestTell(t *testing.T) {
 	if early != entries || entries < 5 {
 		t.Errorf("of %d entries, %d were noted for a push before their proposer went on", entries, early)
 	}
+}
+
+// Somebody waits at the node that proposed, whichever way, and at no other.
+func TestWhoProposedIsPushedAtOnce(t *testing.T) {
+	c := newCluster(t, 3, nil)
+	c.bootstrapState()
+	l, f := c.leader(), c.follower()
+	c.register(l)
+	c.register(f)
+	upTo := func(n *testNode) uint64 {
+		l.pusher.mu.Lock()
+		defer l.pusher.mu.Unlock()
+		return l.pusher.loops[raft.ServerID(n.id)].must
+	}
+	others := func(what string, index uint64, at *testNode) {
+		t.Helper()
+		for _, n := range c.up() {
+			if n.id != l.id && n != at && upTo(n) >= index {
+				t.Errorf("%s: %s is pushed entry %d at once", what, n.id, index)
+			}
+		}
+	}
+	r, err := f.Propose(c.ctx(), createZnode("/p", true))
+	must(t, err)
+	eventually(t, "its own command", func() bool { return upTo(f) >= r.Index })
+	others("a command of a lane", r.Index, f)
+	r, err = f.ProposeRaw(c.ctx(), &statepb.Command{Body: &statepb.Command_Tick{Tick: &statepb.Tick{}}})
+	must(t, err)
+	eventually(t, "its command without a lane", func() bool { return upTo(f) >= r.Index })
+	others("a command without a lane", r.Index, f)
+	r, err = l.Propose(c.ctx(), createZnode("/p", true))
+	must(t, err)
+	others("the leader's command", r.Index, nil)
 }
 
 // One message is outstanding, always the newest, and it is sent again when a newer one waits.
