@@ -34,7 +34,7 @@ const (
 type chunk struct {
 	data  []byte // elements of Entry.commands
 	count int
-	from  raft.ServerID // the follower that waits for the results to be applied there; empty: none does
+	quiet bool // nobody looks at other nodes for what it comes to, but who is told that it is there (Node.Tell)
 	// done is told the results, one for each command, or the error; once, by the combiner's goroutine, so it must not block. Nil for
 	// lanes, whose results come from the local state.
 	done func([]state.Settled, error)
@@ -44,7 +44,7 @@ type chunk struct {
 // refuses what reaches it.
 type combiner struct {
 	apply  func(data []byte) (wait func() (outcome, error))
-	pushed func(o outcome, waits func(raft.ServerID) bool) // before the chunks are answered; waits says who has a chunk in it
+	pushed func(o outcome, quiet bool) // before the chunks are answered; quiet if all are
 	clock  func() (boot time.Duration, wall time.Time)
 	term   func() uint64 // of this node's leadership, 0 when it is not the leader
 
@@ -293,9 +293,7 @@ func (c *combiner) step(term uint64, boot time.Duration) time.Duration {
 func (c *combiner) finish(e entry) {
 	o, err := e.wait()
 	if err == nil {
-		c.pushed(o, func(id raft.ServerID) bool {
-			return slices.ContainsFunc(e.chunks, func(k chunk) bool { return k.from == id })
-		})
+		c.pushed(o, !slices.ContainsFunc(e.chunks, func(k chunk) bool { return !k.quiet }))
 	} else {
 		c.owed.Add(int64(e.step)) // the next entry adds it
 	}

@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/hashicorp/raft"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
@@ -30,7 +28,7 @@ func TestFullEntryIsAloneUnderWay(t *testing.T) {
 		begun <- len(e.Commands)
 		return func() (outcome, error) { <-end; return outcome{index: 1}, nil }
 	}
-	c.pushed = func(outcome, func(raft.ServerID) bool) {}
+	c.pushed = func(outcome, bool) {}
 	c.clock = func() (time.Duration, time.Time) { return 0, time.Time{} }
 	c.term = func() uint64 { return 1 }
 	stop := make(chan struct{})
@@ -88,7 +86,7 @@ func TestEntryGathersProposers(t *testing.T) {
 					begun = append(begun, time.Now())
 					return func() (outcome, error) { time.Sleep(2 * time.Millisecond); return outcome{index: 1}, nil }
 				}
-				c.pushed = func(outcome, func(raft.ServerID) bool) {}
+				c.pushed = func(outcome, bool) {}
 				c.clock = func() (time.Duration, time.Time) { return 0, time.Time{} }
 				c.term = func() uint64 { return 1 }
 				stop := make(chan struct{})
@@ -178,21 +176,22 @@ func TestProposeAllInTerm(t *testing.T) {
 	}
 }
 
-// Who waits for an entry is told before its chunks are answered, for an answer may name it.
+// Followers are told of an entry before its chunks are answered, for an answer may name it; and later only if all of it is quiet.
 func TestPushedBeforeAnswered(t *testing.T) {
-	c := newCombiner()
-	var order []string
-	c.pushed = func(o outcome, waits func(raft.ServerID) bool) {
-		for _, id := range []raft.ServerID{"a", "b", "c"} {
-			if waits(id) {
-				order = append(order, string(id))
-			}
+	for _, quiet := range [][]bool{{true, true}, {true, false}, {false, true}} {
+		c := newCombiner()
+		order := ""
+		c.pushed = func(_ outcome, quiet bool) {
+			order = fmt.Sprint("quiet ", quiet)
 		}
-	}
-	done := func([]state.Settled, error) { order = append(order, "answered") }
-	wait := func() (outcome, error) { return outcome{index: 1, settled: make([]state.Settled, 3)}, nil }
-	c.finish(entry{chunks: []chunk{{count: 1, from: "b"}, {count: 1, done: done}, {count: 1, from: "c"}}, wait: wait})
-	if want := []string{"b", "c", "answered"}; !slices.Equal(order, want) {
-		t.Errorf("%v, want %v", order, want)
+		var chunks []chunk
+		for _, q := range quiet {
+			chunks = append(chunks, chunk{count: 1, quiet: q})
+		}
+		chunks[0].done = func([]state.Settled, error) { order += ", answered" }
+		c.finish(entry{chunks: chunks, wait: func() (outcome, error) { return outcome{index: 1, settled: make([]state.Settled, 2)}, nil }})
+		if want := fmt.Sprintf("quiet %t, answered", quiet[0] && quiet[1]); order != want {
+			t.Errorf("%v: %s, want %s", quiet, order, want)
+		}
 	}
 }

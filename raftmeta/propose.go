@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -112,6 +113,7 @@ func (n *Node) ProposeAllInTerm(term id.Term, cs []*statepb.Command, done func(f
 	send := func(to int) {
 		if first := from; first < to {
 			k := chunk{data: data, count: to - first, done: func(rs []state.Settled, err error) { done(first, to, rs, err) }}
+			k.quiet = !slices.ContainsFunc(cs[first:to], func(c *statepb.Command) bool { return c.GetCommitOffsets() == nil })
 			if _, err := n.comb.offer(k, math.MaxInt); err != nil {
 				done(first, to, nil, err)
 			}
@@ -216,7 +218,7 @@ func (n *Node) rawTo(ctx context.Context, lead Leader, raw []byte) (*statepb.Res
 	return r, nil
 }
 
-func (n *Node) handleRaw(ctx context.Context, from id.DirectoryID, p []byte) ([]byte, error) {
+func (n *Node) handleRaw(ctx context.Context, _ id.DirectoryID, p []byte) ([]byte, error) {
 	if n.leaderTerm() == 0 {
 		return []byte{answerNotLeader}, nil
 	}
@@ -227,7 +229,6 @@ func (n *Node) handleRaw(ctx context.Context, from id.DirectoryID, p []byte) ([]
 		return nil, err
 	}
 	r, err := n.proposeHere(ctx, p)
-	n.Tell(from)
 	if errors.Is(err, ErrNotLeader) {
 		return []byte{answerNotLeader}, nil
 	}
@@ -310,7 +311,7 @@ func (n *Node) forward(lead Leader, b batch) error {
 	return nil
 }
 
-func (n *Node) handleForward(ctx context.Context, from id.DirectoryID, p []byte) ([]byte, error) {
+func (n *Node) handleForward(ctx context.Context, _ id.DirectoryID, p []byte) ([]byte, error) {
 	if n.leaderTerm() == 0 {
 		return []byte{answerNotLeader}, nil
 	}
@@ -318,8 +319,7 @@ func (n *Node) handleForward(ctx context.Context, from id.DirectoryID, p []byte)
 	if err != nil {
 		return nil, err
 	}
-	k := chunk{data: b.chunk, count: int(b.last - b.first + 1), from: raft.ServerID(from)}
-	if err := n.comb.submit(ctx, n.stopped, k); err != nil {
+	if err := n.comb.submit(ctx, n.stopped, chunk{data: b.chunk, count: int(b.last - b.first + 1)}); err != nil {
 		return nil, err
 	}
 	return []byte{answerTaken}, nil
@@ -341,9 +341,9 @@ func (n *Node) applyEntry(data []byte) func() (outcome, error) {
 	}
 }
 
-func (n *Node) pushCommit(o outcome, waits func(raft.ServerID) bool) {
+func (n *Node) pushCommit(o outcome, quiet bool) {
 	if f := n.followers(); f != nil {
-		n.pusher.push(target{o.index, o.term}, f, waits)
+		n.pusher.push(target{o.index, o.term}, f, !quiet)
 	}
 }
 

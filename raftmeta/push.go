@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// pushLater is when a follower at which nobody waits for a commit is told of it, if no entry has told it by then. Under load the next
-	// entry does, and a message of its own costs both sides as much as a dozen commands.
+	// pushLater is when followers are told of an entry of nothing but committed offsets, if no later entry has told them by then. Under
+	// load the next one does, and a message of its own costs both sides as much as a dozen commands.
 	pushLater = 2 * time.Millisecond
 	// A push that overtook its entry is sent again after twice the pause each time, up to pushRetryMost, for as long as the
 	// follower is in the term and lacks the entry: a busy disk or machine delays it by a second, and what waits for the commit
@@ -23,8 +23,8 @@ const (
 // target is an entry known to be committed, with the term that it carries.
 type target struct{ index, term uint64 }
 
-// pusher tells followers of a commit: those who wait for it at once, the others when no entry follows it. They would learn it with the
-// next entry or after CommitTimeout.
+// pusher tells followers of a commit at once, or, when nobody looks for it there, if no entry follows. They would learn it with the next
+// entry or after CommitTimeout.
 //
 // The message is an AppendEntries without entries, of our own id and address, with Term = PrevLogTerm = the term that the
 // entry itself carries and PrevLogEntry = LeaderCommitIndex = its index. Only an entry that this node proposed and that
@@ -64,7 +64,7 @@ func (l *pushLoop) kick() {
 }
 
 // push offers t to each follower, now or later: at most one message to each is outstanding, always the newest.
-func (p *pusher) push(t target, followers []raft.Server, now func(raft.ServerID) bool) {
+func (p *pusher) push(t target, followers []raft.Server, now bool) {
 	if t.index == 0 {
 		return
 	}
@@ -88,7 +88,7 @@ func (p *pusher) push(t target, followers []raft.Server, now func(raft.ServerID)
 		if t.index > l.want.index || t.term > l.want.term {
 			l.want = t
 		}
-		if now(f.ID) {
+		if now {
 			l.must = max(l.must, t.index)
 		}
 		if l.must >= t.index {

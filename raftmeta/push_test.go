@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
@@ -59,11 +60,12 @@ func (s *scripted) sent() []target {
 
 var oneFollower = []raft.Server{{ID: "F"}}
 
-func all(raft.ServerID) bool      { return true }
-func nobody(raft.ServerID) bool   { return false }
+const all, nobody = true, false // wait for a commit
+
 func untold(raft.ServerID) uint64 { return 0 }
 
-// Who waits for a commit is told at once, once; others when no entry has told them in a while, and never when entries follow one another.
+// A commit that somebody waits for is told at once, once; others when no entry has told them in a while, and never when entries follow one
+// another.
 func TestPushLater(t *testing.T) { synctest.Test(t, pushLaterTest) }
 
 func pushLaterTest(t *testing.T) {
@@ -87,7 +89,7 @@ func pushLaterTest(t *testing.T) {
 			t.Errorf("%s: pushed %v, want %v", what, got, want)
 		}
 	}
-	push := func(i uint64, waits func(raft.ServerID) bool) func() {
+	push := func(i uint64, waits bool) func() {
 		return func() { p.push(target{i, 1}, oneFollower, waits) }
 	}
 	step("somebody waits", 0, push(1, all), 1)
@@ -160,37 +162,61 @@ func TestTell(t *testing.T) {
 	}
 }
 
-// Somebody waits at the node that proposed, whichever way, and at no other.
-func TestWhoProposedIsPushedAtOnce(t *testing.T) {
+// Only committed offsets, and nothing beside them, are pushed later.
+func TestOffsetsArePushedLater(t *testing.T) {
 	c := newCluster(t, 3, nil)
 	c.bootstrapState()
 	l, f := c.leader(), c.follower()
-	c.register(l)
 	c.register(f)
-	upTo := func(n *testNode) uint64 {
+	atOnce := func(index uint64) (n int) { // at how many followers
 		l.pusher.mu.Lock()
 		defer l.pusher.mu.Unlock()
-		return l.pusher.loops[raft.ServerID(n.id)].must
-	}
-	others := func(what string, index uint64, at *testNode) {
-		t.Helper()
-		for _, n := range c.up() {
-			if n.id != l.id && n != at && upTo(n) >= index {
-				t.Errorf("%s: %s is pushed entry %d at once", what, n.id, index)
+		for _, loop := range l.pusher.loops {
+			if loop.must >= index {
+				n++
 			}
 		}
+		return n
 	}
 	r, err := f.Propose(c.ctx(), createZnode("/p", true))
 	must(t, err)
-	eventually(t, "its own command", func() bool { return upTo(f) >= r.Index })
-	others("a command of a lane", r.Index, f)
+	eventually(t, "a command of a lane", func() bool { return atOnce(r.Index) == 2 })
 	r, err = f.ProposeRaw(c.ctx(), &statepb.Command{Body: &statepb.Command_Tick{Tick: &statepb.Tick{}}})
 	must(t, err)
-	eventually(t, "its command without a lane", func() bool { return upTo(f) >= r.Index })
-	others("a command without a lane", r.Index, f)
-	r, err = l.Propose(c.ctx(), createZnode("/p", true))
-	must(t, err)
-	others("the leader's command", r.Index, nil)
+	eventually(t, "a command without a lane", func() bool { return atOnce(r.Index) == 2 })
+	offsets := &statepb.Command{Body: &statepb.Command_CommitOffsets{CommitOffsets: &statepb.CommitOffsets{Group: "g"}}}
+	for _, tc := range []struct {
+		commands []*statepb.Command
+		want     int
+	}{
+		{[]*statepb.Command{offsets, offsets}, 0},
+		{[]*statepb.Command{offsets, createZnode("/p", true), offsets}, 2},
+		{[]*statepb.Command{offsets}, 0},
+	} {
+		var index uint64
+		for range 20 { // a tick may share its entry, and the leader may change
+			l = c.leader()
+			answers := make(chan uint64, len(tc.commands))
+			l.ProposeAllInTerm(id.Term(l.leaderTerm()), tc.commands, func(from, to int, rs []state.Settled, err error) {
+				for range to - from {
+					if err != nil {
+						answers <- 0
+						continue
+					}
+					answers <- rs[0].Result.Index
+				}
+			})
+			for range tc.commands {
+				index = <-answers
+			}
+			if index > 0 && atOnce(index) == tc.want {
+				break
+			}
+		}
+		if n := atOnce(index); index == 0 || n != tc.want {
+			t.Errorf("%d commands: pushed to %d at once, want %d", len(tc.commands), n, tc.want)
+		}
+	}
 }
 
 // One message is outstanding, always the newest, and it is sent again when a newer one waits.

@@ -158,7 +158,7 @@ func TestClockStamps(t *testing.T) {
 	fail := false
 	c.term = func() uint64 { return term }
 	c.clock = func() (time.Duration, time.Time) { return boot, wall }
-	c.pushed = func(outcome, func(raft.ServerID) bool) {}
+	c.pushed = func(outcome, bool) {}
 	c.apply = func(b []byte) func() (outcome, error) {
 		if fail {
 			return func() (outcome, error) { return outcome{}, raft.ErrLeadershipLost }
