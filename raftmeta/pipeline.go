@@ -68,8 +68,8 @@ func (p *port) told(id raft.ServerID) uint64 {
 // pipeline is raft's to one follower, and takes an entry before raft sends it (ahead).
 //
 // raft writes and syncs an entry on the leader first and replicates it then, one sync after the other; Raft allows both at once
-// (Ongaro's thesis, 10.2.1). So a message that raft will send when it has written is sent before; raft's own is then not
-// sent any more, and gets the answer of the one before it. That answer is kept from raft until raft has asked, which is when the leader has the
+// (Ongaro's thesis, 10.2.1). So the message that raft will send when it has written goes out before; raft's own, which asks for it, is
+// then not sent any more, and raft is told the answer to the first one. It is told none before it asks, which is when the leader has the
 // entry too: nothing is committed earlier than it would be, and the leader counts itself as it always did.
 type pipeline struct {
 	raft.AppendPipeline

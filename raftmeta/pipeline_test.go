@@ -185,12 +185,7 @@ func aheadNeverWaits(t *testing.T) {
 // Over a real connection, in whatever order raft writes, sends and reads: it is told once of each message, of none before it has sent
 // up to there itself, and the follower gets each entry.
 func TestAheadKeepsThePipeline(t *testing.T) {
-	follower := newTransport("b", newLayer(t), nil, quiet())
-	leader := newTransport("a", newLayer(t), nil, quiet())
-	t.Cleanup(func() {
-		must(t, leader.close())
-		must(t, follower.close())
-	})
+	leader, follower := transports(t)
 	term := uint64(0) // of one try: what a former one has left on its way is not its business
 	rapid.Check(t, func(r *rapid.T) {
 		term++
@@ -278,12 +273,7 @@ func TestAheadKeepsThePipeline(t *testing.T) {
 
 // What is told of a follower, and sent ahead to it, is the newest pipeline's, also when an older one ends after it was opened.
 func TestNewestPipelineTells(t *testing.T) {
-	follower := newTransport("b", newLayer(t), nil, quiet())
-	leader := newTransport("a", newLayer(t), nil, quiet())
-	t.Cleanup(func() {
-		must(t, leader.close())
-		must(t, follower.close())
-	})
+	leader, follower := transports(t)
 	p := leader.open()
 	open := func(commit uint64) raft.AppendPipeline {
 		b, err := p.AppendEntriesPipeline("b", follower.net.LocalAddr())

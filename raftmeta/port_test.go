@@ -21,13 +21,21 @@ func taken(t *testing.T, at *port) raft.RPC {
 	}
 }
 
+// transports are those of two nodes, a and b, without a raft.
+func transports(t *testing.T) (a, b *transport) {
+	t.Helper()
+	a, b = newTransport("a", newLayer(t), nil, quiet()), newTransport("b", newLayer(t), nil, quiet())
+	t.Cleanup(func() { must(t, a.close()); must(t, b.close()) })
+	return a, b
+}
+
 // pair is a transport that sends, and the port of another that receives.
 func pair(t *testing.T) (from *transport, to *port, addr raft.ServerAddress) {
 	t.Helper()
-	from, at := newTransport("a", newLayer(t), nil, quiet()), newTransport("b", newLayer(t), nil, quiet())
+	from, at := transports(t)
 	to = at.open()
 	to.run(raftFacts{applied: func() uint64 { return 0 }, term: func() uint64 { return 1 }, feeds: func(raft.ServerID, uint64) bool { return false }})
-	t.Cleanup(func() { must(t, to.Close()); must(t, from.close()); must(t, at.close()) })
+	t.Cleanup(func() { must(t, to.Close()) })
 	return from, to, at.net.LocalAddr()
 }
 

@@ -338,7 +338,7 @@ func TestPushReachesFollowers(t *testing.T) {
 		if time.Since(start) < commitTimeout/2 {
 			fast++
 		}
-		index, _ := f.Hash() // the third node is told when no entry follows
+		index, _ := f.Hash()
 		for _, n := range c.up() {
 			must(t, n.WaitIndex(c.ctx(), index))
 		}
@@ -354,8 +354,7 @@ func TestPushReachesFollowers(t *testing.T) {
 // Stock raft's pipeline: after a refused answer nobody reads, and the sender hangs. Ours goes on.
 func TestRefusedPipelineDoesNotBlock(t *testing.T) {
 	t.Parallel()
-	follower := newTransport("b", newLayer(t), nil, quiet())
-	leader := newTransport("a", newLayer(t), nil, quiet())
+	leader, follower := transports(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -368,11 +367,7 @@ func TestRefusedPipelineDoesNotBlock(t *testing.T) {
 			}
 		}
 	}()
-	t.Cleanup(func() {
-		must(t, leader.close())
-		must(t, follower.close())
-		<-done
-	})
+	t.Cleanup(func() { <-done })
 	q := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("a")}, Term: 1, PrevLogEntry: 1, PrevLogTerm: 1}
 	sends := func(p raft.AppendPipeline, within time.Duration) bool {
 		defer func() { _ = p.Close() }()

@@ -120,12 +120,8 @@ func Kafka44Nodes(t testing.TB, nodes int, extra ...string) []*Server {
 		if err := format.WaitFor(startLimit); err != nil {
 			t.Fatalf("format: %v", err)
 		}
-		name := "kafka-4.4"
-		if nodes > 1 {
-			name = fmt.Sprint(name, "-", i+1)
-		}
 		cmd := testtool.JavaCommand(context.Background(), t, testtool.Kafka44, "kafka.Kafka", file)
-		all[i] = &Server{Process: testtool.Start(t, name, cmd), Addr: fmt.Sprintf("127.0.0.1:%d", ports+i), Dir: dir}
+		all[i] = &Server{Process: testtool.Start(t, fmt.Sprint("kafka-4.4-", i+1), cmd), Addr: fmt.Sprintf("127.0.0.1:%d", ports+i), Dir: dir}
 	}
 	for _, s := range all {
 		s.await(t, func(net.Conn) error { return nil })
