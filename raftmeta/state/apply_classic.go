@@ -104,25 +104,24 @@ func memberRow(m *statepb.GroupMember) *Member {
 // comes from a consumer that assigns partitions itself, or a tool: it is refused while classic members live. OffsetCommit v0
 // (origin znode) is not refused, since that kills kafka-node, but not applied either (groups.md, "Commits"); a tool's write of
 // the znode itself does not come this way.
-func (s *State) checkCommit(c *statepb.CommitOffsets) *statepb.Result {
-	g, ok := s.groups.get([]byte(c.Group))
-	if ok && c.Generation < 0 && c.Member == "" && c.Instance == "" && s.mixes(g) {
+func (s *State) checkCommit(g *Group, mixed bool, c *statepb.CommitOffsets) *statepb.Result {
+	simple := c.Generation < 0 && c.Member == "" && c.Instance == ""
+	if mixed && simple {
 		return nil // judged item by item: mixedParts
 	}
 	if c.From == statepb.OffsetOrigin_ORIGIN_ZNODE {
-		if ok && len(g.Members) > 0 {
+		if g != nil && len(g.Members) > 0 {
 			return s.refuse(statepb.Code_OFFSET_STALE, "group %s has members that are no znodes", c.Group)
 		}
 		return nil
 	}
-	if ok && g.Consumer {
+	if g != nil && g.Consumer {
 		return s.checkConsumerCommit(g, c)
 	}
-	simple := c.Generation < 0 && c.Member == "" && c.Instance == ""
 	switch {
-	case !ok && c.Generation >= 0:
+	case g == nil && c.Generation >= 0:
 		return s.refuse(statepb.Code_ILLEGAL_GENERATION, "there is no group %s", c.Group)
-	case !ok, g.State == GroupEmpty && c.Generation < 0:
+	case g == nil, g.State == GroupEmpty && c.Generation < 0:
 		return nil
 	case simple:
 		return s.refuse(statepb.Code_UNKNOWN_MEMBER, "group %s has members: only they may commit", c.Group)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
@@ -144,7 +145,7 @@ func ValidGroupID(g string) string {
 	if g == "" {
 		return "group id is empty"
 	}
-	if slices.Contains([]byte(g), '/') {
+	if strings.Contains(g, "/") {
 		return "group id has a '/'"
 	}
 	return ValidPath("/consumers/" + g)
@@ -153,7 +154,8 @@ func ValidGroupID(g string) string {
 // commitOffsets stores what a member or anybody else commits, if it may. An item of a topic that is gone, or is another one now, is
 // refused in its part; the others are stored.
 func (s *State) commitOffsets(c *statepb.CommitOffsets) *statepb.Result {
-	if _, known := s.groups.get([]byte(c.Group)); !known {
+	g, known := s.groups.get([]byte(c.Group))
+	if !known {
 		if why := ValidGroupID(c.Group); why != "" {
 			return s.refuse(statepb.Code_INVALID, "%s", why)
 		}
@@ -166,11 +168,12 @@ func (s *State) commitOffsets(c *statepb.CommitOffsets) *statepb.Result {
 			return s.refuse(statepb.Code_INVALID, "offset of %q-%d: %s", it.Topic, it.Partition, why)
 		}
 	}
-	if r := s.checkCommit(c); r != nil {
+	mixed := known && s.mixes(g)
+	if r := s.checkCommit(g, mixed, c); r != nil {
 		return r
 	}
 	res := &statepb.Result{Parts: s.unknownTopics(c.Items)}
-	if g, ok := s.groups.get([]byte(c.Group)); ok && s.mixes(g) {
+	if mixed {
 		res.Parts = worse(res.Parts, s.mixedParts(g, c))
 	}
 	res.Parts = worse(res.Parts, s.lateParts(c))

@@ -26,7 +26,7 @@ func ValidPath(path string) string {
 	case path[len(path)-1] == '/':
 		return "path must not end with /"
 	}
-	for _, part := range strings.Split(path[1:], "/") {
+	for part := range strings.SplitSeq(path[1:], "/") {
 		switch part {
 		case "":
 			return "path has an empty node name"
