@@ -10,7 +10,7 @@ import (
 // moveGroup makes a group's head if there is none and moves its version.
 func (s *State) moveGroup(name string) {
 	g := Group{Name: name}
-	if old, ok := s.groups.get([]byte(name)); ok {
+	if old, ok := s.groups.get(name); ok {
 		g = *old
 	}
 	g.Version = uint64(s.index)
@@ -25,7 +25,7 @@ func (s *State) putRow(g *Group) {
 	case g.EmptySinceMs == 0:
 		g.EmptySinceMs = max(1, s.meta.ClockMs)
 	}
-	s.groups.put([]byte(g.Name), g)
+	s.groups.put(g.Name, g)
 }
 
 // hasClassicMembers reports whether a path is a directory or an offset of a group with members that are no znodes: a delete of
@@ -34,7 +34,7 @@ func (s *State) hasClassicMembers(p Path) bool {
 	if p.Kind != PathGroupDir && p.Kind != PathOffset {
 		return false
 	}
-	g, ok := s.groups.get([]byte(p.Group))
+	g, ok := s.groups.get(p.Group)
 	return ok && len(g.Members) > 0
 }
 
@@ -43,7 +43,7 @@ func (s *State) putGroup(c *statepb.PutGroup) *statepb.Result {
 	if why := ValidGroupID(c.Group); why != "" {
 		return s.refuse(statepb.Code_INVALID, "%s", why)
 	}
-	old, ok := s.groups.get([]byte(c.Group))
+	old, ok := s.groups.get(c.Group)
 	switch {
 	case ok != (c.GroupVersion != 0), ok && old.Version != c.GroupVersion:
 		return s.refuse(statepb.Code_STALE, "group %s has changed", c.Group)
@@ -144,7 +144,7 @@ func (s *State) checkCommit(g *Group, mixed bool, c *statepb.CommitOffsets) *sta
 
 // deleteGroup removes a group without live members of any kind. Free znodes below its directory keep the directory.
 func (s *State) deleteGroup(c *statepb.DeleteGroup) *statepb.Result {
-	g, ok := s.groups.get([]byte(c.Group))
+	g, ok := s.groups.get(c.Group)
 	dir := "/consumers/" + c.Group
 	_, hasDir := s.znodes.get(znodeKey(dir))
 	switch ids, _ := s.znodes.get(znodeKey(dir + "/ids")); {
@@ -155,20 +155,20 @@ func (s *State) deleteGroup(c *statepb.DeleteGroup) *statepb.Result {
 	case c.OnlyUnused && hasDir:
 		return s.refuse(statepb.Code_NOT_EMPTY, "group %s has offsets or znodes", c.Group)
 	}
-	s.groups.del([]byte(c.Group))
+	s.groups.del(c.Group)
 	s.changed(Change{Kind: GroupChanged, Group: c.Group})
 	if !hasDir {
 		return &statepb.Result{Zxid: int64(s.meta.ZXID)}
 	}
 	zx := s.zxid()
-	keys, _ := s.offsets.collect(keyParts(c.Group))
+	keys, _ := s.offsets.collect(keyName(c.Group))
 	for _, k := range keys {
-		s.dropOffsets(c.Group, string(k[len(c.Group)+1:len(k)-5]), zx)
+		s.dropOffsets(c.Group, k[len(c.Group)+1:len(k)-5], zx)
 	}
 	for _, sub := range []string{"/owners", "/offsets"} {
-		topics, _ := s.znodes.collect(append([]byte(dir+sub), 0))
+		topics, _ := s.znodes.collect(keyName(dir + sub))
 		for _, k := range topics {
-			s.removeEmptyDir(dir+sub+"/"+string(k[len(dir+sub)+1:]), zx)
+			s.removeEmptyDir(dir+sub+"/"+k[len(dir+sub)+1:], zx)
 		}
 	}
 	for _, d := range []string{dir + "/owners", dir + "/offsets", dir + "/ids", dir} {

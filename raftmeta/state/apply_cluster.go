@@ -45,7 +45,7 @@ func (s *State) raiseLevel(c *statepb.RaiseLevel) *statepb.Result {
 	if c.Level <= s.meta.Level {
 		return &statepb.Result{}
 	}
-	_, brokers := s.brokers.collect(nil)
+	_, brokers := s.brokers.collect("")
 	for _, b := range brokers {
 		if b.Liveness == Live && (c.Level > b.MaxLevel || c.Level < b.MinLevel) {
 			return s.refuse(statepb.Code_LEVEL, "broker %d serves levels %d to %d, not %d: upgrade it first", b.ID, b.MinLevel, b.MaxLevel, c.Level)
@@ -143,7 +143,7 @@ func (s *State) showRegistered(old, b *Broker, zx id.ZXID) {
 
 // brokerSlot finds the id of a registration and who had it.
 func (s *State) brokerSlot(c *statepb.RegisterBroker) (old *Broker, bid id.BrokerID, refusal *statepb.Result) {
-	_, all := s.brokers.collect(nil)
+	_, all := s.brokers.collect("")
 	taken := map[id.BrokerID]*Broker{}
 	for _, b := range all {
 		taken[b.ID] = b

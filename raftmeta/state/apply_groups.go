@@ -12,7 +12,7 @@ import (
 
 // claimOwner makes an owner znode if nobody has it: at most one owner per name at every index.
 func (s *State) claimOwner(session int64, c *statepb.ClaimOwner) *statepb.Result {
-	if g, ok := s.groups.get([]byte(c.Group)); c.GroupVersion != 0 && (!ok || g.Version != c.GroupVersion) {
+	if g, ok := s.groups.get(c.Group); c.GroupVersion != 0 && (!ok || g.Version != c.GroupVersion) {
 		return s.refuse(statepb.Code_STALE, "group %s has changed", c.Group)
 	} else if ok {
 		if r := s.checkHolder(g, c); r != nil {
@@ -34,7 +34,7 @@ func (s *State) claimOwner(session int64, c *statepb.ClaimOwner) *statepb.Result
 // ---- offsets: one store; znodes and both APIs are its faces ----
 
 func (s *State) offset(g, topic string, p int32) (*Offset, bool) {
-	c, ok := s.offsets.get(keyChunk(p/offsetChunk, g, topic))
+	c, ok := s.offsets.get(offsetsKey(g, topic, p))
 	if !ok {
 		return nil, false
 	}
@@ -56,7 +56,7 @@ func (s *State) putOffset(g, topic string, o *Offset, zx id.ZXID) {
 
 // putOffsets stores offsets of one chunk.
 func (s *State) putOffsets(g, topic string, news []*Offset, zx id.ZXID) {
-	key := keyChunk(news[0].Partition/offsetChunk, g, topic)
+	key := offsetsKey(g, topic, news[0].Partition)
 	c := &offsets{}
 	if old, ok := s.offsets.get(key); ok {
 		c.rows = slices.Clone(old.rows)
@@ -94,7 +94,7 @@ func (s *State) putOffsets(g, topic string, news []*Offset, zx id.ZXID) {
 }
 
 func (s *State) dropOffset(g, topic string, p int32, zx id.ZXID) bool {
-	key := keyChunk(p/offsetChunk, g, topic)
+	key := offsetsKey(g, topic, p)
 	old, ok := s.offsets.get(key)
 	if !ok {
 		return false
@@ -115,7 +115,7 @@ func (s *State) dropOffset(g, topic string, p int32, zx id.ZXID) bool {
 
 // dropOffsets removes a group's offsets of a topic and the directory that held them.
 func (s *State) dropOffsets(g, topic string, zx id.ZXID) {
-	_, chunks := s.offsets.collect(keyParts(g, topic))
+	_, chunks := s.offsets.collect(keyNames(g, topic))
 	for _, c := range chunks {
 		for _, o := range c.rows {
 			s.dropOffset(g, topic, o.Partition, zx)
@@ -154,7 +154,7 @@ func ValidGroupID(g string) string {
 // commitOffsets stores what a member or anybody else commits, if it may. An item of a topic that is gone, or is another one now, is
 // refused in its part; the others are stored.
 func (s *State) commitOffsets(c *statepb.CommitOffsets) *statepb.Result {
-	g, known := s.groups.get([]byte(c.Group))
+	g, known := s.groups.get(c.Group)
 	if !known {
 		if why := ValidGroupID(c.Group); why != "" {
 			return s.refuse(statepb.Code_INVALID, "%s", why)
@@ -238,7 +238,7 @@ func (s *State) unknownTopics(items []*statepb.OffsetItem) (parts []*statepb.Res
 		if len(it.TopicId) == 0 {
 			continue
 		}
-		if t, ok := s.topics.get([]byte(it.Topic)); ok && string(it.TopicId) == string(t.ID[:]) {
+		if t, ok := s.topics.get(it.Topic); ok && string(it.TopicId) == string(t.ID[:]) {
 			continue
 		}
 		parts = refusePart(parts, len(items), i, s.refuse(statepb.Code_UNKNOWN_TOPIC, "topic %s was deleted", it.Topic))
@@ -249,7 +249,7 @@ func (s *State) unknownTopics(items []*statepb.OffsetItem) (parts []*statepb.Res
 // expireOffsets removes offsets that the coordinator found to be past their time, if no member came and they were not committed
 // since. Directories that only commits have made go with the last offset, and a group that had nothing else.
 func (s *State) expireOffsets(c *statepb.ExpireOffsets) *statepb.Result {
-	g, ok := s.groups.get([]byte(c.Group))
+	g, ok := s.groups.get(c.Group)
 	if !ok || g.Version != c.GroupVersion {
 		return s.refuse(statepb.Code_STALE, "group %s has changed", c.Group)
 	}
@@ -268,7 +268,7 @@ func (s *State) expireOffsets(c *statepb.ExpireOffsets) *statepb.Result {
 }
 
 func (s *State) deleteOffsets(c *statepb.DeleteOffsets) *statepb.Result {
-	if g, ok := s.groups.get([]byte(c.Group)); c.GroupVersion != 0 && (!ok || g.Version != c.GroupVersion) {
+	if g, ok := s.groups.get(c.Group); c.GroupVersion != 0 && (!ok || g.Version != c.GroupVersion) {
 		return s.refuse(statepb.Code_STALE, "group %s has changed", c.Group)
 	}
 	zx := s.zxid()
@@ -278,10 +278,10 @@ func (s *State) deleteOffsets(c *statepb.DeleteOffsets) *statepb.Result {
 		}
 		return &statepb.Result{Zxid: int64(zx)}
 	}
-	keys, _ := s.offsets.collect(keyParts(c.Group))
+	keys, _ := s.offsets.collect(keyName(c.Group))
 	prefix := len(c.Group) + 1
 	for _, k := range keys {
-		s.dropOffsets(c.Group, string(k[prefix:len(k)-5]), zx)
+		s.dropOffsets(c.Group, k[prefix:len(k)-5], zx)
 	}
 	return &statepb.Result{Zxid: int64(zx)}
 }

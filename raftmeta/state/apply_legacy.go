@@ -16,7 +16,7 @@ import (
 const poolOwner = brokerOwner | 1<<40
 
 func (s *State) gateOn(group string, g Gate) bool {
-	c, ok := s.configs.get(keyParts(GroupConfigs, group))
+	c, ok := s.configs.get(keyNames(GroupConfigs, group))
 	return !ok || gateOn(c, g)
 }
 
@@ -26,20 +26,20 @@ func (s *State) memberOf(session int64, group string) (memberID string, ok bool)
 		return "", false
 	}
 	prefix := ephemeralKey(session, "/consumers/"+group+"/ids/")
-	s.ephemerals.txn.Root().WalkPrefix(prefix, func(k []byte, _ *marker) bool {
-		memberID, ok = string(k[len(prefix):]), true
-		return true
+	walkKeys(s.ephemerals.rows, prefix, func(k string, _ *marker) bool {
+		memberID, ok = k[len(prefix):], true
+		return false
 	})
 	return memberID, ok
 }
 
 // publishGeneration makes what the coordinator chose from the raw tree the view of a group's members.
 func (s *State) publishGeneration(c *statepb.PublishGeneration) *statepb.Result {
-	old, ok := s.legacies.get([]byte(c.Group))
+	old, ok := s.legacies.get(c.Group)
 	if !ok {
 		old = &Legacy{Group: c.Group}
 	}
-	head, hasHead := s.groups.get([]byte(c.Group))
+	head, hasHead := s.groups.get(c.Group)
 	switch {
 	case ValidGroupID(c.Group) != "" || !hasHead:
 		return s.refuse(statepb.Code_UNKNOWN_GROUP, "there is no group %s", c.Group)
@@ -54,7 +54,7 @@ func (s *State) publishGeneration(c *statepb.PublishGeneration) *statepb.Result 
 		s.showTopics(g, c, zx, old)
 	}
 	g.Complete = len(g.Members) == 0
-	s.legacies.put([]byte(c.Group), g)
+	s.legacies.put(c.Group, g)
 	s.tellShown(old, g, zx)
 	s.explain(c.Group, generationRecord(s.wallMs, old, g, c.Rebalance))
 	return &statepb.Result{Zxid: int64(zx), Value: int64(g.Number)}
@@ -111,7 +111,7 @@ func (s *State) showTopics(g *Legacy, c *statepb.PublishGeneration, zx id.ZXID, 
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
 		st := ShownTopic{Name: name}
-		if t, ok := s.topics.get([]byte(name)); ok {
+		if t, ok := s.topics.get(name); ok {
 			st.ID, st.Partitions = t.ID, t.Partitions
 		}
 		g.Topics = append(g.Topics, st)
@@ -119,7 +119,7 @@ func (s *State) showTopics(g *Legacy, c *statepb.PublishGeneration, zx id.ZXID, 
 	if !c.AllTopics {
 		return
 	}
-	_, all := s.topics.collect(nil)
+	_, all := s.topics.collect("")
 	for _, t := range all {
 		if !InternalTopic(t.Name) {
 			g.All = append(g.All, t.Name)
@@ -206,7 +206,7 @@ func listed(ids []string, id string) []string {
 
 // explain adds a record to a group's head.
 func (s *State) explain(group string, r *Rebalance) {
-	old, ok := s.groups.get([]byte(group))
+	old, ok := s.groups.get(group)
 	if !ok {
 		return
 	}
@@ -219,14 +219,14 @@ func (s *State) explain(group string, r *Rebalance) {
 
 // completeGeneration closes a generation and its record.
 func (s *State) completeGeneration(c *statepb.CompleteGeneration) *statepb.Result {
-	old, ok := s.legacies.get([]byte(c.Group))
+	old, ok := s.legacies.get(c.Group)
 	if !ok || old.Number != c.Generation || old.Complete {
 		return s.refuse(statepb.Code_STALE, "generation %d of group %s is not being claimed", c.Generation, c.Group)
 	}
 	g := *old
 	g.Complete = true
-	s.legacies.put([]byte(c.Group), &g)
-	head, ok := s.groups.get([]byte(c.Group))
+	s.legacies.put(c.Group, &g)
+	head, ok := s.groups.get(c.Group)
 	if ok && c.Rebalance != nil {
 		for i := len(head.Rebalances) - 1; i >= 0; i-- {
 			if r := head.Rebalances[i]; r.Kind == KindLegacy && r.Generation == c.Generation {
@@ -255,12 +255,12 @@ func (s *State) ownedBy(ses *Session) []owned {
 	var all []owned
 	keys, _ := s.ephemerals.collect(ephemeralKey(int64(ses.ID), "/consumers/"))
 	for _, k := range keys {
-		p := ParsePath(string(k[8:]))
+		p := ParsePath(k[8:])
 		if p.Kind != PathOwner {
 			continue
 		}
 		member, ok := s.memberOf(int64(ses.ID), p.Group)
-		z, there := s.znodes.get(znodeKey(string(k[8:])))
+		z, there := s.znodes.get(znodeKey(k[8:]))
 		if !ok || !there || z.Partition < 0 || !s.gateOn(p.Group, GateReservation) {
 			continue
 		}
@@ -278,27 +278,27 @@ func (s *State) ownedBy(ses *Session) []owned {
 func (s *State) reserve(all []owned) {
 	for _, o := range all {
 		g := Legacy{Group: o.group}
-		if old, ok := s.legacies.get([]byte(o.group)); ok {
+		if old, ok := s.legacies.get(o.group); ok {
 			g = *old
 		}
 		g.Reserved = append(slices.Clone(g.Reserved), o.reserve...)
-		s.legacies.put([]byte(o.group), &g)
+		s.legacies.put(o.group, &g)
 		s.changed(Change{Kind: GroupChanged, Group: o.group})
 	}
 }
 
 // unreserve drops reservations; what is left of a group that has nothing else goes too.
 func (s *State) unreserve(group string, drop func(*Reservation) bool) {
-	old, ok := s.legacies.get([]byte(group))
+	old, ok := s.legacies.get(group)
 	if !ok || !slices.ContainsFunc(old.Reserved, drop) {
 		return
 	}
 	g := *old
 	g.Reserved = slices.DeleteFunc(slices.Clone(old.Reserved), drop)
 	if g.Number == 0 && len(g.Reserved) == 0 {
-		s.legacies.del([]byte(group))
+		s.legacies.del(group)
 	} else {
-		s.legacies.put([]byte(group), &g)
+		s.legacies.put(group, &g)
 	}
 	s.changed(Change{Kind: GroupChanged, Group: group})
 }
@@ -321,7 +321,7 @@ func (s *State) checkClaim(session int64, c *statepb.ClaimOwner) *statepb.Result
 	dir := "/consumers/" + c.Group + "/owners/" + c.Topic + "/"
 	number := strconv.Itoa(int(partition))
 	names := []string{number}
-	_, brokers := s.brokers.collect(nil)
+	_, brokers := s.brokers.collect("")
 	for _, b := range brokers { // pykafka's name of it moves with the leadership
 		names = append(names, strconv.Itoa(int(b.ID))+"-"+number)
 	}
@@ -330,7 +330,7 @@ func (s *State) checkClaim(session int64, c *statepb.ClaimOwner) *statepb.Result
 			return s.refuse(statepb.Code_NODE_EXISTS, "partition %s of %s has an owner: %s%s", number, c.Topic, dir, name)
 		}
 	}
-	g, _ := s.legacies.get([]byte(c.Group))
+	g, _ := s.legacies.get(c.Group)
 	if r := g.Reservation(c.Topic, partition); r != nil && s.gateOn(c.Group, GateReservation) {
 		if member, ok := s.memberOf(session, c.Group); !ok || member != r.Member {
 			return s.refuse(statepb.Code_NODE_EXISTS, "partition %s of %s is reserved for %s, whose session expired", number, c.Topic, r.Member)
@@ -350,7 +350,7 @@ func (s *State) claimed(session int64, c *statepb.ClaimOwner) {
 }
 
 func (s *State) liftFences(drop func(*Fence) bool) {
-	keys, rows := s.fences.collect(nil)
+	keys, rows := s.fences.collect("")
 	for i, f := range rows {
 		if drop(f) {
 			s.fences.del(keys[i])
@@ -374,7 +374,7 @@ func (s *State) fenceFetches(c *statepb.FenceFetches) *statepb.Result {
 
 // dropLegacy forgets a group that is gone.
 func (s *State) dropLegacy(group string) {
-	s.legacies.del([]byte(group))
+	s.legacies.del(group)
 	s.liftFences(func(f *Fence) bool { return f.Group == group })
 }
 
@@ -404,7 +404,7 @@ func (s *State) ownerOf(group, topic string, partition int32) (*Znode, bool) {
 	if !ok || d.Stat.Children == 0 {
 		return nil, false
 	}
-	_, brokers := s.brokers.collect(nil)
+	_, brokers := s.brokers.collect("")
 	for _, b := range brokers {
 		if z, ok := s.znodes.get(znodeKey(fmt.Sprintf("%s/%d-%d", dir, b.ID, partition))); ok {
 			return z, true
@@ -420,7 +420,7 @@ func (s *State) lateWrite(session int64, member string, p Path) (*Offset, bool) 
 		return nil, false
 	}
 	z, ok := s.ownerOf(p.Group, p.Topic, p.Partition)
-	if g, known := s.groups.get([]byte(p.Group)); known && s.holder(g, p.Topic, p.Partition) != nil {
+	if g, known := s.groups.get(p.Group); known && s.holder(g, p.Topic, p.Partition) != nil {
 		o, had := s.offset(p.Group, p.Topic, p.Partition)
 		return o, had && o.By != member
 	}

@@ -22,7 +22,7 @@ func (g *Group) holder(t id.TopicID, partition int32) *Member {
 }
 
 func (s *State) holder(g *Group, topic string, partition int32) *Member {
-	t, ok := s.topics.get([]byte(topic))
+	t, ok := s.topics.get(topic)
 	if !ok {
 		return nil
 	}
@@ -51,7 +51,7 @@ func (s *State) checkGiven(old *Group, c *statepb.PutGroup) *statepb.Result {
 	}
 	for _, m := range c.Members {
 		for _, tp := range partsRow(m.GetConsumer().GetAssigned()) {
-			t, ok := s.names.get(tp.TopicID[:])
+			t, ok := s.names.get(string(tp.TopicID[:]))
 			if !ok {
 				continue
 			}
@@ -70,7 +70,7 @@ func (s *State) checkGiven(old *Group, c *statepb.PutGroup) *statepb.Result {
 
 // zooKeeperOwns reports whether znode consumers have, or may have, partitions of a group.
 func (s *State) zooKeeperOwns(group string) bool {
-	if row, ok := s.legacies.get([]byte(group)); ok && len(row.Reserved) > 0 {
+	if row, ok := s.legacies.get(group); ok && len(row.Reserved) > 0 {
 		return true
 	}
 	owners, ok := s.znodes.get(znodeKey("/consumers/" + group + "/owners"))
@@ -83,7 +83,7 @@ func (s *State) zooKeeperOwner(group, topic string, partition int32) string {
 	if z, ok := s.znodes.get(znodeKey("/consumers/" + group + "/owners/" + topic + "/" + strconv.Itoa(int(partition)))); ok {
 		return string(z.Data)
 	}
-	row, _ := s.legacies.get([]byte(group))
+	row, _ := s.legacies.get(group)
 	if r := row.Reservation(topic, partition); r != nil {
 		return r.Member
 	}
@@ -95,7 +95,7 @@ func (s *State) mixes(g *Group) bool {
 	if !g.Consumer || len(g.Members) == 0 {
 		return false
 	}
-	if row, ok := s.legacies.get([]byte(g.Name)); ok && len(row.Reserved) > 0 {
+	if row, ok := s.legacies.get(g.Name); ok && len(row.Reserved) > 0 {
 		return true
 	}
 	ids, ok := s.znodes.get(znodeKey("/consumers/" + g.Name + "/ids"))
@@ -149,7 +149,7 @@ func worse(a, b []*statepb.Result) []*statepb.Result {
 
 // explainRefusal keeps why a member was not let in.
 func (s *State) explainRefusal(c *statepb.ExplainRefusal) *statepb.Result {
-	old, ok := s.groups.get([]byte(c.Group))
+	old, ok := s.groups.get(c.Group)
 	if !ok {
 		return s.refuse(statepb.Code_UNKNOWN_GROUP, "there is no group %s", c.Group)
 	}

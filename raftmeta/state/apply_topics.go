@@ -43,14 +43,14 @@ func (s *State) createTopic(c *statepb.CreateTopic) *statepb.Result {
 	if len(c.TopicId) != 16 || len(c.Assignments) == 0 || len(c.Assignments) > MaxPartitions {
 		return s.refuse(statepb.Code_INVALID, "a topic needs an id of 16 bytes and 1 to %d partitions", MaxPartitions)
 	}
-	if _, ok := s.topics.get([]byte(c.Name)); ok {
+	if _, ok := s.topics.get(c.Name); ok {
 		return s.refuse(statepb.Code_TOPIC_EXISTS, "topic %s exists", c.Name)
 	}
 	if r := s.checkAssignments(c.Assignments); r != nil {
 		return r
 	}
 	t := &Topic{Name: c.Name, ID: id.TopicID(c.TopicId)}
-	if _, ok := s.names.get(t.ID[:]); ok {
+	if _, ok := s.names.get(string(t.ID[:])); ok {
 		return s.refuse(statepb.Code_INVALID, "topic id %s is in use", t.ID)
 	}
 	if !c.KeepConfig || !s.hasConfig("topics", c.Name) {
@@ -101,7 +101,7 @@ func (s *State) addPartitions(t *Topic, as []*statepb.Assignment, zx id.ZXID) {
 		if len(p.ISR) == 0 {
 			p.ISR = p.Replicas // an empty log: whoever comes first may lead
 		}
-		key := keyChunk(t.Partitions/partitionChunk, t.Name)
+		key := partitionsKey(t.Name, t.Partitions)
 		c := &partitions{}
 		if old, ok := s.partitions.get(key); ok {
 			c.rows = slices.Clone(old.rows)
@@ -111,28 +111,28 @@ func (s *State) addPartitions(t *Topic, as []*statepb.Assignment, zx id.ZXID) {
 		t.Partitions++
 	}
 	t.Pzxid = zx
-	s.topics.put([]byte(t.Name), t)
-	s.names.put(t.ID[:], t)
+	s.topics.put(t.Name, t)
+	s.names.put(string(t.ID[:]), t)
 }
 
 func (s *State) deleteTopic(c *statepb.DeleteTopic) *statepb.Result {
-	t, ok := s.topics.get([]byte(c.Name))
+	t, ok := s.topics.get(c.Name)
 	if !ok || len(c.TopicId) > 0 && string(c.TopicId) != string(t.ID[:]) {
 		return s.refuse(statepb.Code_UNKNOWN_TOPIC, "topic %s does not exist", c.Name)
 	}
 	zx := s.zxid()
-	keys, _ := s.partitions.collect(keyParts(t.Name))
+	keys, _ := s.partitions.collect(keyName(t.Name))
 	for _, k := range keys {
 		s.partitions.del(k)
 	}
-	s.topics.del([]byte(t.Name))
-	s.names.del(t.ID[:])
+	s.topics.del(t.Name)
+	s.names.del(string(t.ID[:]))
 	if !InternalTopic(t.Name) {
 		s.bumpParent("/brokers/topics", -1, zx)
 	}
 	s.changed(Change{Kind: TopicDeleted, ZXID: zx, Topic: t.Name, TopicID: t.ID, Partition: t.Partitions})
 	s.removeConfig("topics", t.Name, zx)
-	_, groups := s.groups.collect(nil)
+	_, groups := s.groups.collect("")
 	for _, g := range groups {
 		s.dropOffsets(g.Name, t.Name, zx)
 	}
@@ -140,7 +140,7 @@ func (s *State) deleteTopic(c *statepb.DeleteTopic) *statepb.Result {
 }
 
 func (s *State) createPartitions(c *statepb.CreatePartitions) *statepb.Result {
-	old, ok := s.topics.get([]byte(c.Name))
+	old, ok := s.topics.get(c.Name)
 	if !ok {
 		return s.refuse(statepb.Code_UNKNOWN_TOPIC, "topic %s does not exist", c.Name)
 	}
@@ -166,7 +166,7 @@ func (s *State) partition(topic string, p int32) (*Partition, bool) {
 	if p < 0 {
 		return nil, false
 	}
-	c, ok := s.partitions.get(keyChunk(p/partitionChunk, topic))
+	c, ok := s.partitions.get(partitionsKey(topic, p))
 	if !ok || int(p%partitionChunk) >= len(c.rows) {
 		return nil, false
 	}
@@ -177,7 +177,7 @@ func (s *State) partition(topic string, p int32) (*Partition, bool) {
 func (s *State) putPartition(t *Topic, n int32, p *Partition, zx id.ZXID) {
 	p.Epoch++
 	p.Mzxid, p.Mtime, p.ControllerEpoch = zx, s.wallMs, s.meta.ControllerEpoch
-	key := keyChunk(n/partitionChunk, t.Name)
+	key := partitionsKey(t.Name, n)
 	old, _ := s.partitions.get(key)
 	c := &partitions{rows: slices.Clone(old.rows)}
 	c.rows[n%partitionChunk] = p
@@ -191,7 +191,7 @@ func (s *State) alterPartition(c *statepb.AlterPartition) *statepb.Result {
 	if len(c.TopicId) != 16 {
 		return s.refuse(statepb.Code_INVALID, "a topic id of %d bytes", len(c.TopicId))
 	}
-	t, ok := s.names.get(c.TopicId)
+	t, ok := s.names.get(string(c.TopicId))
 	if !ok {
 		return s.refuse(statepb.Code_UNKNOWN_TOPIC, "topic id %x does not exist", c.TopicId)
 	}
@@ -246,7 +246,7 @@ func (s *State) electLeader(e *statepb.Election) *statepb.Result {
 	if len(e.TopicId) != 16 {
 		return s.refuse(statepb.Code_INVALID, "a topic id of %d bytes", len(e.TopicId))
 	}
-	t, ok := s.names.get(e.TopicId)
+	t, ok := s.names.get(string(e.TopicId))
 	if !ok {
 		return s.refuse(statepb.Code_UNKNOWN_TOPIC, "topic id %x does not exist", e.TopicId)
 	}
@@ -340,7 +340,7 @@ func (s *State) forgetReplica(b id.BrokerID, zx id.ZXID) {
 }
 
 func (s *State) eachPartition(fn func(*Topic, int32, *Partition)) {
-	_, topics := s.topics.collect(nil)
+	_, topics := s.topics.collect("")
 	for _, t := range topics {
 		for n := int32(0); n < t.Partitions; n++ {
 			p, _ := s.partition(t.Name, n)
@@ -352,7 +352,7 @@ func (s *State) eachPartition(fn func(*Topic, int32, *Partition)) {
 // ---- configuration ----
 
 func (s *State) hasConfig(typ, name string) bool {
-	_, ok := s.configs.get(keyParts(typ, name))
+	_, ok := s.configs.get(keyNames(typ, name))
 	return ok
 }
 
@@ -360,7 +360,7 @@ func (s *State) setConfig(c *statepb.SetConfig) *statepb.Result {
 	if !ConfigType(c.Type) && c.Type != GroupConfigs || c.Name == "" {
 		return s.refuse(statepb.Code_INVALID, "no configuration of type %q for %q", c.Type, c.Name)
 	}
-	old, ok := s.configs.get(keyParts(c.Type, c.Name))
+	old, ok := s.configs.get(keyNames(c.Type, c.Name))
 	switch {
 	case ok && c.CreateOnly:
 		return s.refuse(statepb.Code_NODE_EXISTS, "/config/%s/%s exists", c.Type, c.Name)
@@ -379,7 +379,7 @@ func (s *State) setConfig(c *statepb.SetConfig) *statepb.Result {
 
 func (s *State) writeConfig(typ, name string, entries []*statepb.ConfigEntry, replace bool) {
 	zx := s.zxid()
-	key := keyParts(typ, name)
+	key := keyNames(typ, name)
 	n := Config{Type: typ, Name: name}
 	old, ok := s.configs.get(key)
 	if ok {
@@ -423,7 +423,7 @@ func (s *State) bumpConfigs(typ string, by int32, zx id.ZXID) {
 }
 
 func (s *State) removeConfig(typ, name string, zx id.ZXID) {
-	if s.configs.del(keyParts(typ, name)) {
+	if s.configs.del(keyNames(typ, name)) {
 		s.bumpConfigs(typ, -1, zx)
 		s.changed(Change{Kind: ConfigDeleted, ZXID: zx, Type: typ, Name: name})
 	}

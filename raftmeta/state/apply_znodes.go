@@ -60,7 +60,7 @@ func (s *State) closeSession(c *statepb.CloseSession, expired bool) *statepb.Res
 	}
 	keys, _ := s.ephemerals.collect(prefix)
 	for _, k := range keys {
-		s.removeNode(string(k[len(prefix):]), zx)
+		s.removeNode(k[len(prefix):], zx)
 	}
 	s.sessions.del(prefix)
 	s.reserve(kept)
@@ -143,7 +143,7 @@ func (s *State) noteGroup(path string) {
 		if p.Name != p.Group || p.Topic != "" {
 			return
 		}
-		g, had := s.groups.get([]byte(p.Group))
+		g, had := s.groups.get(p.Group)
 		_, there := s.znodes.get(znodeKey("/consumers/" + p.Group))
 		if !there {
 			s.dropLegacy(p.Group)
@@ -151,7 +151,7 @@ func (s *State) noteGroup(path string) {
 		if there && !had {
 			s.moveGroup(p.Group)
 		} else if !there && had && !g.Classic() {
-			s.groups.del([]byte(p.Group))
+			s.groups.del(p.Group)
 		}
 	}
 }

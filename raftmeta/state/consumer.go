@@ -213,7 +213,7 @@ func (s *State) checkConsumerCommit(g *Group, c *statepb.CommitOffsets) *statepb
 	}
 	for _, it := range c.Items {
 		epoch, ok := int32(0), false
-		if t, known := s.topics.get([]byte(it.Topic)); known {
+		if t, known := s.topics.get(it.Topic); known {
 			if epoch, ok = find(m.Consumer.Assigned, t.ID, it.Partition); !ok {
 				epoch, ok = find(m.Consumer.Revoking, t.ID, it.Partition)
 			}

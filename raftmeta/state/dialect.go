@@ -80,7 +80,7 @@ func (s *State) sessionDialect(group string, session int64) Dialect {
 	if session == 0 {
 		return DialectUnknown
 	}
-	_, members := s.znodes.collect(append([]byte("/consumers/"+group+"/ids"), 0))
+	_, members := s.znodes.collect(keyName("/consumers/" + group + "/ids"))
 	for _, m := range members {
 		if m.Stat.EphemeralOwner == session {
 			return m.Dialect

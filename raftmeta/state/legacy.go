@@ -255,9 +255,8 @@ type Fence struct {
 	Member    string // consumer id whose connection it was
 }
 
-func fenceKey(b id.BrokerID, conn uint64, topic string, partition int32) []byte {
-	k := append(keyU32(uint32(b)), keyU64(conn)...)
-	return append(append(k, keyU32(uint32(partition))...), topic...)
+func fenceKey(b id.BrokerID, conn uint64, topic string, partition int32) string {
+	return keyU32(uint32(b)) + keyU64(conn) + keyU32(uint32(partition)) + topic
 }
 
 func (f *Fence) encode(e *enc) {
@@ -365,7 +364,7 @@ func OwnersTopic(dir string) string {
 }
 
 // Legacy returns what was decided about a group's znode members.
-func (v *View) Legacy(group string) (*Legacy, bool) { return v.legacies.Get([]byte(group)) }
+func (v *View) Legacy(group string) (*Legacy, bool) { return v.legacies.Get(group) }
 
 // MemberOf returns the consumer id that a session is registered with in a group.
 func (v *View) MemberOf(s id.SessionID, group string) (memberID string, ok bool) {
@@ -373,9 +372,9 @@ func (v *View) MemberOf(s id.SessionID, group string) (memberID string, ok bool)
 		return "", false
 	}
 	prefix := ephemeralKey(int64(s), "/consumers/"+group+"/ids/")
-	v.ephemerals.Root().WalkPrefix(prefix, func(k []byte, _ *marker) bool {
-		memberID, ok = string(k[len(prefix):]), true
-		return true
+	walkKeys(v.ephemerals, prefix, func(k string, _ *marker) bool {
+		memberID, ok = k[len(prefix):], true
+		return false
 	})
 	return memberID, ok
 }
@@ -387,9 +386,9 @@ func (v *View) GroupsOf(s id.SessionID, fn func(group string) bool) {
 	}
 	const dir = "/consumers/"
 	prefix := ephemeralKey(int64(s), dir)
-	v.ephemerals.Root().WalkPrefix(prefix, func(k []byte, _ *marker) bool {
-		g, rest, _ := strings.Cut(string(k[len(prefix):]), "/")
-		return strings.HasPrefix(rest, "ids/") && !fn(g)
+	walkKeys(v.ephemerals, prefix, func(k string, _ *marker) bool {
+		g, rest, _ := strings.Cut(k[len(prefix):], "/")
+		return !strings.HasPrefix(rest, "ids/") || fn(g)
 	})
 }
 
@@ -421,7 +420,7 @@ func (v *View) Fenced(b id.BrokerID, e id.BrokerEpoch, conn uint64, topic string
 func (v *View) AnyFence() bool { return v.fences.Len() > 0 }
 
 // Fences calls fn for each fence until it returns false.
-func (v *View) Fences(fn func(*Fence) bool) { walk(v.fences, nil, fn) }
+func (v *View) Fences(fn func(*Fence) bool) { walk(v.fences, "", fn) }
 
 // Gate names one of the ways in which a group's znode members are treated otherwise than by a plain ZooKeeper.
 type Gate string

@@ -112,8 +112,8 @@ func TestEqualLogsEqualStates(t *testing.T) {
 func checkCounts(t *rapid.T, s *State) {
 	v := s.View()
 	count := map[string]int32{}
-	_, zs := s.znodes.collect(nil)
-	keys, _ := s.znodes.collect(nil)
+	_, zs := s.znodes.collect("")
+	keys, _ := s.znodes.collect("")
 	for i := range zs {
 		if k := string(keys[i]); k != "\x00" {
 			for j := range k {

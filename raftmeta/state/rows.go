@@ -348,7 +348,7 @@ func (p *Partition) decode(d *dec) {
 	}
 }
 
-const partitionChunk = 64 // partitions in a row: a radix node costs far more than an array slot
+const partitionChunk = 64 // partitions in a row: written together, and an array slot costs less than a row
 
 // partitions is one chunk; every slot up to the topic's count is set.
 type partitions struct{ rows []*Partition }

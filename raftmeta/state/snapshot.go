@@ -10,8 +10,8 @@ import (
 	"hash"
 	"io"
 	"slices"
+	"strings"
 
-	iradix "github.com/hashicorp/go-immutable-radix/v2"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/barnabas-mq/barnabas/internal/id"
@@ -82,15 +82,15 @@ func (w *snapWriter) message(fn func(*enc)) {
 	w.write(e.b)
 }
 
-func (w *snapWriter) row(key []byte, encode func(*enc)) {
-	w.message(func(e *enc) { e.put(1, key); e.sub(2, encode) })
+func (w *snapWriter) row(key string, encode func(*enc)) {
+	w.message(func(e *enc) { e.put(1, []byte(key)); e.sub(2, encode) })
 }
 
-func writeSection[T any, R row[T]](w *snapWriter, table byte, t *iradix.Tree[R]) {
+func writeSection[T any, R row[T]](w *snapWriter, table byte, t *tree[R]) {
 	w.write([]byte{table})
-	t.Root().Walk(func(k []byte, r R) bool {
+	t.Scan(func(k string, r R) bool {
 		w.row(k, r.encode)
-		return w.err != nil
+		return w.err == nil
 	})
 	w.write([]byte{0})
 }
@@ -108,7 +108,7 @@ func (n *Snapshot) WriteTo(out io.Writer) (int64, error) {
 		e.u64(5, uint64(v.term))
 	})
 	w.write([]byte{tMeta})
-	w.row(nil, v.meta.encode)
+	w.row("", v.meta.encode)
 	w.write([]byte{0, tLanes})
 	ids := make([]uint64, 0, len(n.lanes))
 	for k := range n.lanes {
@@ -169,17 +169,17 @@ func (r *snapReader) message() ([]byte, error) {
 	return r.full(n)
 }
 
-func (r *snapReader) rows(fn func(key []byte, row *dec) error) error {
+func (r *snapReader) rows(fn func(key string, row *dec) error) error {
 	for {
 		b, err := r.message()
 		if err != nil || b == nil {
 			return err
 		}
-		d, key, body := dec{b: b}, []byte(nil), []byte(nil)
+		d, key, body := dec{b: b}, "", []byte(nil)
 		for d.next() {
 			switch d.num {
 			case 1:
-				key = d.copy()
+				key = d.str()
 			case 2:
 				body = d.raw()
 			default:
@@ -200,7 +200,7 @@ func (r *snapReader) rows(fn func(key []byte, row *dec) error) error {
 }
 
 func readSection[T any, R row[T]](r *snapReader, t *table[T, R], then func(R)) error {
-	return r.rows(func(key []byte, d *dec) error {
+	return r.rows(func(key string, d *dec) error {
 		x := R(new(T))
 		x.decode(d)
 		t.put(key, x)
@@ -290,26 +290,26 @@ func (r *snapReader) header(s *State) error {
 func (s *State) restoreSection(r *snapReader, table byte) error {
 	switch table {
 	case tMeta:
-		return r.rows(func(_ []byte, d *dec) error {
+		return r.rows(func(_ string, d *dec) error {
 			s.meta = meta{}
 			s.meta.decode(d)
 			s.wallMs = s.meta.WallMs
 			return nil
 		})
 	case tLanes:
-		return r.rows(func(key []byte, d *dec) error {
+		return r.rows(func(key string, d *dec) error {
 			if len(key) != 8 {
 				return fmt.Errorf("%w: a lane's key of %d bytes", ErrSnapshot, len(key))
 			}
 			l := new(lane)
 			l.decode(d)
-			s.lanes[binary.BigEndian.Uint64(key)] = l
+			s.lanes[binary.BigEndian.Uint64([]byte(key))] = l
 			return nil
 		})
 	case tBrokers:
 		return readSection(r, s.brokers, nil)
 	case tTopics:
-		return readSection(r, s.topics, func(t *Topic) { s.names.put(t.ID[:], t) })
+		return readSection(r, s.topics, func(t *Topic) { s.names.put(string(t.ID[:]), t) })
 	case tPartitions:
 		return readSection(r, s.partitions, nil)
 	case tConfigs:
@@ -330,20 +330,16 @@ func (s *State) restoreSection(r *snapReader, table byte) error {
 	return fmt.Errorf("%w: unknown section %d (written by a newer build)", ErrSnapshot, table)
 }
 
-func (s *State) restoreZnode(key []byte, d *dec) error {
+func (s *State) restoreZnode(key string, d *dec) error {
 	z := new(Znode)
 	z.decode(d)
-	i := bytes.IndexByte(key, 0)
-	if i < 0 {
+	parent, name, ok := strings.Cut(key, "\x00")
+	if !ok {
 		return fmt.Errorf("%w: a znode's key without a parent", ErrSnapshot)
 	}
 	s.znodes.put(key, z)
 	if o := z.Stat.EphemeralOwner; o >= firstSession && o < brokerOwner {
-		path := string(key[:i]) + "/" + string(key[i+1:])
-		if i == 1 {
-			path = "/" + string(key[i+1:])
-		}
-		s.ephemerals.put(ephemeralKey(o, path), &marker{})
+		s.ephemerals.put(ephemeralKey(o, strings.TrimSuffix(parent, "/")+"/"+name), &marker{})
 	}
 	return nil
 }

@@ -130,26 +130,23 @@ type State struct {
 
 // New returns the empty state, before the first entry.
 func New() *State {
-	s := &State{meta: meta{Controller: id.NoBroker}, lanes: map[uint64]*lane{}}
-	s.open(&View{})
+	s := &State{
+		meta: meta{Controller: id.NoBroker}, lanes: map[uint64]*lane{},
+		brokers:    newTable[Broker](tBrokers),
+		topics:     newTable[Topic](tTopics),
+		names:      newTable[Topic](tTopicNames),
+		partitions: newTable[partitions](tPartitions),
+		configs:    newTable[Config](tConfigs),
+		sessions:   newTable[Session](tSessions),
+		znodes:     newTable[Znode](tZnodes),
+		ephemerals: newTable[marker](tEphemerals),
+		groups:     newTable[Group](tGroups),
+		offsets:    newTable[offsets](tOffsets),
+		legacies:   newTable[Legacy](tLegacies),
+		fences:     newTable[Fence](tFences),
+	}
 	s.view = s.freeze()
 	return s
-}
-
-// open makes the tables writable from a view's trees (nil: empty).
-func (s *State) open(v *View) {
-	s.brokers = newTable[Broker](tBrokers, v.brokers)
-	s.topics = newTable[Topic](tTopics, v.topics)
-	s.names = newTable[Topic](tTopicNames, v.names)
-	s.partitions = newTable[partitions](tPartitions, v.partitions)
-	s.configs = newTable[Config](tConfigs, v.configs)
-	s.sessions = newTable[Session](tSessions, v.sessions)
-	s.znodes = newTable[Znode](tZnodes, v.znodes)
-	s.ephemerals = newTable[marker](tEphemerals, v.ephemerals)
-	s.groups = newTable[Group](tGroups, v.groups)
-	s.offsets = newTable[offsets](tOffsets, v.offsets)
-	s.legacies = newTable[Legacy](tLegacies, v.legacies)
-	s.fences = newTable[Fence](tFences, v.fences)
 }
 
 // TrackHash starts the incremental state hash. Call it on a new State only; it costs a hash per changed row.
@@ -166,7 +163,7 @@ func (s *State) Hash() uint64 {
 	if s.sum == nil {
 		panic("state: Hash without TrackHash")
 	}
-	h := *s.sum + rowHash(tMeta, nil, s.meta.encode)
+	h := *s.sum + rowHash(tMeta, "", s.meta.encode)
 	for n, l := range s.lanes {
 		h += rowHash(tLanes, keyU64(n), l.encode)
 	}

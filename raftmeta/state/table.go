@@ -3,8 +3,9 @@ package state
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"strings"
 
-	iradix "github.com/hashicorp/go-immutable-radix/v2"
+	"github.com/tidwall/btree"
 )
 
 // row is what a table holds.
@@ -32,26 +33,31 @@ const (
 	tFences
 )
 
-// table is one writable radix tree; Apply is its only user.
+// tree holds rows in the order of their keys. Rows have no Copy or IsoCopy method, which btree would call for each row of a node
+// that it copies.
+type tree[R any] = btree.Map[string, R]
+
+// treeDegree is half of the most children of a tree's node. An entry copies the nodes above what it changes: larger nodes make an
+// entry of one change dearer, smaller ones an entry of many.
+const treeDegree = 16
+
+// table is one tree that Apply writes; Apply is its only user.
 type table[T any, R row[T]] struct {
 	id     byte
-	txn    *iradix.Txn[R]
-	frozen *iradix.Tree[R] // as last published; nil: changed since
-	sum    *uint64         // the state's running hash; nil: not tracked
+	rows   *tree[R]
+	frozen *tree[R] // rows as last published; nil: changed since
+	sum    *uint64  // the state's running hash; nil: not tracked
 }
 
-func newTable[T any, R row[T]](id byte, from *iradix.Tree[R]) *table[T, R] {
-	if from == nil {
-		from = iradix.New[R]()
-	}
-	return &table[T, R]{id: id, txn: from.Txn(), frozen: from}
+func newTable[T any, R row[T]](id byte) *table[T, R] {
+	return &table[T, R]{id: id, rows: btree.NewMap[string, R](treeDegree)}
 }
 
-func (t *table[T, R]) get(key []byte) (R, bool) { return t.txn.Get(key) }
+func (t *table[T, R]) get(key string) (R, bool) { return t.rows.Get(key) }
 
-func (t *table[T, R]) put(key []byte, r R) {
+func (t *table[T, R]) put(key string, r R) {
 	t.frozen = nil
-	old, had := t.txn.Insert(key, r)
+	old, had := t.rows.Set(key, r)
 	if t.sum != nil {
 		if had {
 			*t.sum -= rowHash(t.id, key, old.encode)
@@ -60,9 +66,9 @@ func (t *table[T, R]) put(key []byte, r R) {
 	}
 }
 
-func (t *table[T, R]) del(key []byte) bool {
+func (t *table[T, R]) del(key string) bool {
 	t.frozen = nil
-	old, had := t.txn.Delete(key)
+	old, had := t.rows.Delete(key)
 	if had && t.sum != nil {
 		*t.sum -= rowHash(t.id, key, old.encode)
 	}
@@ -70,24 +76,34 @@ func (t *table[T, R]) del(key []byte) bool {
 }
 
 // collect returns the keys and rows below a prefix, so that the caller may change the table while it goes through them.
-func (t *table[T, R]) collect(prefix []byte) (keys [][]byte, rows []R) {
-	t.txn.Root().WalkPrefix(prefix, func(k []byte, r R) bool {
+func (t *table[T, R]) collect(prefix string) (keys []string, rows []R) {
+	walkKeys(t.rows, prefix, func(k string, r R) bool {
 		keys, rows = append(keys, k), append(rows, r)
-		return false
+		return true
 	})
 	return keys, rows
 }
 
+// walkKeys calls fn for each row whose key begins with prefix, in order, until it returns false. fn must not write to the tree.
+func walkKeys[R any](t *tree[R], prefix string, fn func(key string, r R) bool) {
+	t.Ascend(prefix, func(k string, r R) bool { return strings.HasPrefix(k, prefix) && fn(k, r) })
+}
+
+// walk is walkKeys for rows alone.
+func walk[R any](t *tree[R], prefix string, fn func(R) bool) {
+	walkKeys(t, prefix, func(_ string, r R) bool { return fn(r) })
+}
+
 // freeze publishes what was written; the tree never changes again.
-func (t *table[T, R]) freeze() *iradix.Tree[R] {
+func (t *table[T, R]) freeze() *tree[R] {
 	if t.frozen == nil {
-		t.frozen = t.txn.CommitOnly()
+		t.frozen = t.rows.Copy()
 	}
 	return t.frozen
 }
 
 // rowHash is one row's share of the state hash; shares are added up, so the order of changes does not matter.
-func rowHash(table byte, key []byte, encode func(*enc)) uint64 {
+func rowHash(table byte, key string, encode func(*enc)) uint64 {
 	e := enc{b: binary.AppendUvarint([]byte{table}, uint64(len(key)))}
 	e.b = append(e.b, key...)
 	encode(&e)
@@ -97,36 +113,39 @@ func rowHash(table byte, key []byte, encode func(*enc)) uint64 {
 
 // Keys. 0 separates parts: no name or path holds one.
 
-func keyU32(v uint32) []byte { return binary.BigEndian.AppendUint32(nil, v) }
-func keyU64(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
-
-func keyParts(parts ...string) []byte { return appendParts(0, parts) }
-
-func keyChunk(chunk int32, parts ...string) []byte {
-	return binary.BigEndian.AppendUint32(appendParts(4, parts), uint32(chunk))
+func keyU32(v uint32) string {
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], v)
+	return string(b[:])
 }
 
-// appendParts makes a key in one allocation, with room for what follows.
-func appendParts(room int, parts []string) []byte {
-	for _, p := range parts {
-		room += len(p) + 1
-	}
-	b := make([]byte, 0, room)
-	for _, p := range parts {
-		b = append(append(b, p...), 0)
-	}
-	return b
+func keyU64(v uint64) string {
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], v)
+	return string(b[:])
+}
+
+func keyName(name string) string { return name + "\x00" }
+
+func keyNames(a, b string) string { return a + "\x00" + b + "\x00" }
+
+// partitionsKey is of the chunk that a partition is in.
+func partitionsKey(topic string, p int32) string {
+	return topic + "\x00" + keyU32(uint32(p/partitionChunk))
+}
+
+// offsetsKey is of the chunk that a partition's offset is in.
+func offsetsKey(group, topic string, p int32) string {
+	return group + "\x00" + topic + "\x00" + keyU32(uint32(p/offsetChunk))
 }
 
 // znodeKey puts a node's children side by side: parent, 0, name.
-func znodeKey(path string) []byte {
+func znodeKey(path string) string {
 	if path == "/" {
-		return []byte{0}
+		return "\x00"
 	}
 	parent, name := SplitPath(path)
-	return append(append(append(make([]byte, 0, len(path)+2), parent...), 0), name...)
+	return parent + "\x00" + name
 }
 
-func ephemeralKey(session int64, path string) []byte {
-	return append(keyU64(uint64(session)), path...)
-}
+func ephemeralKey(session int64, path string) string { return keyU64(uint64(session)) + path }

@@ -1,8 +1,6 @@
 package state
 
 import (
-	iradix "github.com/hashicorp/go-immutable-radix/v2"
-
 	"github.com/barnabas-mq/barnabas/internal/id"
 )
 
@@ -13,18 +11,18 @@ type View struct {
 	term  id.Term
 	meta  meta
 
-	brokers    *iradix.Tree[*Broker]
-	topics     *iradix.Tree[*Topic]
-	names      *iradix.Tree[*Topic] // by id: key 16 bytes
-	partitions *iradix.Tree[*partitions]
-	configs    *iradix.Tree[*Config]
-	sessions   *iradix.Tree[*Session]
-	znodes     *iradix.Tree[*Znode]
-	ephemerals *iradix.Tree[*marker]
-	groups     *iradix.Tree[*Group]
-	offsets    *iradix.Tree[*offsets]
-	legacies   *iradix.Tree[*Legacy]
-	fences     *iradix.Tree[*Fence]
+	brokers    *tree[*Broker]
+	topics     *tree[*Topic]
+	names      *tree[*Topic] // by id: key 16 bytes
+	partitions *tree[*partitions]
+	configs    *tree[*Config]
+	sessions   *tree[*Session]
+	znodes     *tree[*Znode]
+	ephemerals *tree[*marker]
+	groups     *tree[*Group]
+	offsets    *tree[*offsets]
+	legacies   *tree[*Legacy]
+	fences     *tree[*Fence]
 }
 
 // Index is the last Raft entry that the view shows, Term that entry's term.
@@ -58,7 +56,7 @@ func (v *View) NextProducerID() int64 { return v.meta.NextProducer }
 func (v *View) Broker(b id.BrokerID) (*Broker, bool) { return v.brokers.Get(keyU32(uint32(b))) }
 
 // Brokers calls fn for each broker in ascending id until it returns false.
-func (v *View) Brokers(fn func(*Broker) bool) { walk(v.brokers, nil, fn) }
+func (v *View) Brokers(fn func(*Broker) bool) { walk(v.brokers, "", fn) }
 
 // BrokerByDirectory finds the broker that has a data directory.
 func (v *View) BrokerByDirectory(d id.DirectoryID) (*Broker, bool) {
@@ -85,20 +83,20 @@ func (v *View) LiveBrokers() []*Broker {
 }
 
 // Topic returns a topic by name.
-func (v *View) Topic(name string) (*Topic, bool) { return v.topics.Get([]byte(name)) }
+func (v *View) Topic(name string) (*Topic, bool) { return v.topics.Get(name) }
 
 // TopicByID returns a topic by id.
-func (v *View) TopicByID(t id.TopicID) (*Topic, bool) { return v.names.Get(t[:]) }
+func (v *View) TopicByID(t id.TopicID) (*Topic, bool) { return v.names.Get(string(t[:])) }
 
 // Topics calls fn for each topic in ascending name until it returns false.
-func (v *View) Topics(fn func(*Topic) bool) { walk(v.topics, nil, fn) }
+func (v *View) Topics(fn func(*Topic) bool) { walk(v.topics, "", fn) }
 
 // Partition returns a partition's row.
 func (v *View) Partition(topic string, p int32) (*Partition, bool) {
 	if p < 0 {
 		return nil, false
 	}
-	c, ok := v.partitions.Get(keyChunk(p/partitionChunk, topic))
+	c, ok := v.partitions.Get(partitionsKey(topic, p))
 	if !ok || int(p%partitionChunk) >= len(c.rows) {
 		return nil, false
 	}
@@ -108,7 +106,7 @@ func (v *View) Partition(topic string, p int32) (*Partition, bool) {
 // Partitions calls fn for each partition of a topic in ascending order until it returns false.
 func (v *View) Partitions(topic string, fn func(int32, *Partition) bool) {
 	n := int32(0)
-	walk(v.partitions, keyParts(topic), func(c *partitions) bool {
+	walk(v.partitions, keyName(topic), func(c *partitions) bool {
 		for _, p := range c.rows {
 			if !fn(n, p) {
 				return false
@@ -120,23 +118,23 @@ func (v *View) Partitions(topic string, fn func(int32, *Partition) bool) {
 }
 
 // Config returns the dynamic configuration of an entity of a type (topics, brokers, clients, users).
-func (v *View) Config(typ, name string) (*Config, bool) { return v.configs.Get(keyParts(typ, name)) }
+func (v *View) Config(typ, name string) (*Config, bool) { return v.configs.Get(keyNames(typ, name)) }
 
 // Configs calls fn for each configured entity of a type in ascending name until it returns false.
-func (v *View) Configs(typ string, fn func(*Config) bool) { walk(v.configs, keyParts(typ), fn) }
+func (v *View) Configs(typ string, fn func(*Config) bool) { walk(v.configs, keyName(typ), fn) }
 
 // Session returns a live session.
 func (v *View) Session(s id.SessionID) (*Session, bool) { return v.sessions.Get(keyU64(uint64(s))) }
 
 // Sessions calls fn for each session until it returns false.
-func (v *View) Sessions(fn func(*Session) bool) { walk(v.sessions, nil, fn) }
+func (v *View) Sessions(fn func(*Session) bool) { walk(v.sessions, "", fn) }
 
 // Ephemerals returns the paths of a session's ephemeral nodes in ascending order.
 func (v *View) Ephemerals(s id.SessionID) []string {
 	var paths []string
-	v.ephemerals.Root().WalkPrefix(keyU64(uint64(s)), func(k []byte, _ *marker) bool {
-		paths = append(paths, string(k[8:]))
-		return false
+	walkKeys(v.ephemerals, keyU64(uint64(s)), func(k string, _ *marker) bool {
+		paths = append(paths, k[8:])
+		return true
 	})
 	return paths
 }
@@ -147,17 +145,15 @@ func (v *View) Znode(path string) (*Znode, bool) { return v.znodes.Get(znodeKey(
 
 // ZnodeChildren calls fn for each stored child of a path in ascending name until it returns false.
 func (v *View) ZnodeChildren(path string, fn func(name string, z *Znode) bool) {
-	prefix := append([]byte(path), 0)
-	v.znodes.Root().WalkPrefix(prefix, func(k []byte, z *Znode) bool {
-		return !fn(string(k[len(prefix):]), z)
-	})
+	prefix := keyName(path)
+	walkKeys(v.znodes, prefix, func(k string, z *Znode) bool { return fn(k[len(prefix):], z) })
 }
 
 // Group returns a group's head.
-func (v *View) Group(g string) (*Group, bool) { return v.groups.Get([]byte(g)) }
+func (v *View) Group(g string) (*Group, bool) { return v.groups.Get(g) }
 
 // Groups calls fn for each group in ascending name until it returns false.
-func (v *View) Groups(fn func(*Group) bool) { walk(v.groups, nil, fn) }
+func (v *View) Groups(fn func(*Group) bool) { walk(v.groups, "", fn) }
 
 // Members calls fn for each znode registration of a group in ascending id until it returns false.
 func (v *View) Members(g string, fn func(memberID string, z *Znode) bool) {
@@ -187,7 +183,7 @@ func (v *View) GroupOwners(g string, fn func(topic, name string, z *Znode)) {
 
 // Offset returns a group's committed offset.
 func (v *View) Offset(g, topic string, p int32) (*Offset, bool) {
-	c, ok := v.offsets.Get(keyChunk(p/offsetChunk, g, topic))
+	c, ok := v.offsets.Get(offsetsKey(g, topic, p))
 	if !ok {
 		return nil, false
 	}
@@ -201,7 +197,7 @@ func (v *View) Offset(g, topic string, p int32) (*Offset, bool) {
 
 // TopicOffsets calls fn for each committed offset of a group and topic in ascending partition until it returns false.
 func (v *View) TopicOffsets(g, topic string, fn func(*Offset) bool) {
-	walk(v.offsets, keyParts(g, topic), func(c *offsets) bool {
+	walk(v.offsets, keyNames(g, topic), func(c *offsets) bool {
 		for _, o := range c.rows {
 			if !fn(o) {
 				return false
@@ -213,18 +209,14 @@ func (v *View) TopicOffsets(g, topic string, fn func(*Offset) bool) {
 
 // Offsets calls fn for each committed offset of a group, by topic and partition, until it returns false.
 func (v *View) Offsets(g string, fn func(topic string, o *Offset) bool) {
-	prefix := keyParts(g)
-	v.offsets.Root().WalkPrefix(prefix, func(k []byte, c *offsets) bool {
-		topic := string(k[len(prefix) : len(k)-5])
+	prefix := keyName(g)
+	walkKeys(v.offsets, prefix, func(k string, c *offsets) bool {
+		topic := k[len(prefix) : len(k)-5]
 		for _, o := range c.rows {
 			if !fn(topic, o) {
-				return true
+				return false
 			}
 		}
-		return false
+		return true
 	})
-}
-
-func walk[R any](t *iradix.Tree[R], prefix []byte, fn func(R) bool) {
-	t.Root().WalkPrefix(prefix, func(_ []byte, r R) bool { return !fn(r) })
 }
