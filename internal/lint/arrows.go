@@ -64,7 +64,7 @@ var Only = map[string][]string{
 	"github.com/hashicorp/raft-wal":                     {"raftmeta"},
 	"github.com/hashicorp/raft-boltdb":                  {"raftmeta"},
 	"github.com/hashicorp/memberlist":                   {"cluster"},
-	"github.com/tidwall/btree":                         {"raftmeta/state"},
+	"github.com/tidwall/btree":                          {"raftmeta/state"},
 	"github.com/go-zookeeper/zk":                        {"cli", "integration", "bench", "tools"},
 	"github.com/twmb/franz-go/pkg/kgo":                  {"cli", "integration", "bench", "tools"},
 	"github.com/twmb/franz-go/pkg/kadm":                 {"cli", "integration", "bench", "tools"},
