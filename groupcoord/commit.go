@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/barnabas-mq/barnabas/groupcoord/core"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
@@ -29,16 +29,49 @@ func (c *Client) Commit(ctx context.Context, limit time.Duration, cmd *statepb.C
 	return c.cfg.Local.Commit(ctx, limit, cmd)
 }
 
-// Commit carries a commit out in the present term. The local view shows it when it returns, since the entry was applied here.
+// Commit carries a commit out in the present term. It does not ask the mind, which has no say in it, but tells it. The local view
+// shows the commit when it returns, since the entry was applied here.
 func (d *Driver) Commit(ctx context.Context, limit time.Duration, cmd *statepb.CommitOffsets) (*statepb.Result, error) {
+	d.mu.Lock()
+	t := d.term
+	d.mu.Unlock()
+	if t == nil {
+		return nil, ErrNotCoordinator
+	}
+	done := make(chan *statepb.Result, 1) // nil: unknown, or of another term
+	d.cfg.Proposer.ProposeAllInTerm(t.n, []*statepb.Command{{Body: &statepb.Command_CommitOffsets{CommitOffsets: cmd}}},
+		func(_, _ int, rs []state.Settled, err error) {
+			if err != nil || rs[0].Result.Code == statepb.Code_STALE_TERM {
+				done <- nil
+				return
+			}
+			t.committed(cmd, rs[0].Result)
+			done <- rs[0].Result
+		})
 	late := time.NewTimer(limit)
 	defer late.Stop()
-	re, err := d.do(ctx, late.C, core.Request{Command: &statepb.Command{Body: &statepb.Command_CommitOffsets{CommitOffsets: cmd}}})
-	switch {
-	case err == errNotCoordinator:
-		return nil, ErrNotCoordinator
-	case err != nil:
-		return nil, err
+	select {
+	case res := <-done:
+		if res == nil {
+			return nil, ErrNotCoordinator
+		}
+		return res, nil
+	case <-late.C:
+		return nil, context.DeadlineExceeded
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
-	return re.res, nil
+}
+
+// committed tells the mind, if there is something in it for it; the entry is in the inbox already.
+func (t *term) committed(cmd *statepb.CommitOffsets, res *statepb.Result) {
+	if cmd.Member == "" && len(res.Parts) == 0 {
+		return
+	}
+	t.in.Lock()
+	if !t.in.closed {
+		t.in.committed = append(t.in.committed, committed{cmd, res})
+	}
+	t.in.Unlock()
+	t.poke()
 }

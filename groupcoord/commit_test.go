@@ -65,24 +65,51 @@ func TestCommitIsNotRepeated(t *testing.T) {
 	}
 }
 
-// A commit that is not carried out in time ends, and the mind is told; so does one whose client has gone.
+// A commit that is not carried out in time ends; so does one whose client has gone.
 func TestCommitEndsInTime(t *testing.T) {
+	w := newWorld(t, func() core.Mind { return newParker(time.Hour) })
+	defer w.lead("a")()
+	c := NewClient(ClientConfig{Caller: w, Leaders: w, Views: w, Local: w.drivers["a"]})
+	if _, err := untilTaken(t, c, commitOf(1)); err != nil {
+		t.Fatal(err)
+	}
+	w.mu.Lock()
+	w.stalled = true
+	w.mu.Unlock()
+	if _, err := c.Commit(within(t), 20*time.Millisecond, commitOf(2)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(within(t))
+	time.AfterFunc(20*time.Millisecond, cancel)
+	if _, err := c.Commit(ctx, time.Hour, commitOf(2)); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}
+
+// The mind is not asked for a commit. It is told of those that are something to it: a member's, and those that were not taken whole.
+func TestCommitIsToldToTheMind(t *testing.T) {
 	p := newParker(time.Hour)
 	w := newWorld(t, func() core.Mind { return p })
 	defer w.lead("a")()
 	c := NewClient(ClientConfig{Caller: w, Leaders: w, Views: w, Local: w.drivers["a"]})
-	for ctx := within(t); ; time.Sleep(time.Millisecond) {
-		_, err := c.Commit(ctx, 20*time.Millisecond, commitOf(1))
-		if errors.Is(err, ErrNotCoordinator) {
-			continue // its term has not begun
-		}
-		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+	if _, err := untilTaken(t, c, commitOf(1)); err != nil {
+		t.Fatal(err)
+	}
+	member := commitOf(2)
+	member.Member = "m"
+	gone := commitOf(3)
+	gone.Items[0].TopicId = make([]byte, 16) // of a topic that was deleted
+	for _, cmd := range []*pb.CommitOffsets{member, gone} {
+		if _, err := c.Commit(within(t), time.Minute, cmd); err != nil {
 			t.Fatal(err)
 		}
-		break
+		if told := <-p.committed; told != cmd {
+			t.Fatalf("told of %v", told)
+		}
 	}
-	if r, c := <-p.parked, <-p.cancelled; r != c {
-		t.Fatalf("cancelled %d, parked was %d", c, r)
+	select {
+	case r := <-p.parked:
+		t.Fatalf("the mind was asked: request %d", r)
+	default:
 	}
-	p.leaves(t, func(ctx context.Context) error { _, err := c.Commit(ctx, time.Hour, commitOf(2)); return err })
 }

@@ -130,12 +130,13 @@ type term struct {
 
 	in struct {
 		sync.Mutex
-		closed   bool
-		next     core.RequestID
-		requests []*request
-		cancels  []core.RequestID
-		settled  []settled
-		applied  []applied
+		closed    bool
+		next      core.RequestID
+		requests  []*request
+		cancels   []core.RequestID
+		settled   []settled
+		committed []committed
+		applied   []applied
 	}
 
 	mind core.Mind
@@ -151,6 +152,11 @@ type term struct {
 type settled struct {
 	id  core.RequestID
 	res *statepb.Result // nil: unknown
+}
+
+type committed struct {
+	cmd *statepb.CommitOffsets
+	res *statepb.Result
 }
 
 // Run is the coordinator's work in one term, after the term's barrier has applied; it returns when ctx ends. Waiting requests are
@@ -208,7 +214,7 @@ func (d *Driver) Handle(ctx context.Context, _ cluster.Peer, payload []byte) ([]
 	if err != nil {
 		return nil, &cluster.Error{Code: codeMalformed, Message: "group request: " + err.Error()}
 	}
-	re, err := d.do(ctx, nil, r)
+	re, err := d.do(ctx, r)
 	switch {
 	case err != nil:
 		return nil, err
@@ -220,8 +226,8 @@ func (d *Driver) Handle(ctx context.Context, _ cluster.Peer, payload []byte) ([]
 
 var errNotCoordinator = &cluster.Error{Code: CodeNotCoordinator, Message: "this node is not the group coordinator"}
 
-// do waits for the answer until ctx ends, or late comes.
-func (d *Driver) do(ctx context.Context, late <-chan time.Time, req core.Request) (*reply, error) {
+// do waits for the answer until ctx ends.
+func (d *Driver) do(ctx context.Context, req core.Request) (*reply, error) {
 	d.mu.Lock()
 	t := d.term
 	d.mu.Unlock()
@@ -239,17 +245,13 @@ func (d *Driver) do(ctx context.Context, late <-chan time.Time, req core.Request
 	t.in.requests = append(t.in.requests, r)
 	t.in.Unlock()
 	t.poke()
-	var err error
 	select {
 	case re := <-r.reply:
 		if re == nil {
 			return nil, errNotCoordinator
 		}
 		return re, nil
-	case <-late:
-		err = context.DeadlineExceeded
 	case <-ctx.Done():
-		err = ctx.Err()
 	}
 	t.in.Lock()
 	if !t.in.closed {
@@ -257,7 +259,7 @@ func (d *Driver) do(ctx context.Context, late <-chan time.Time, req core.Request
 	}
 	t.in.Unlock()
 	t.poke()
-	return nil, err
+	return nil, ctx.Err()
 }
 
 func (t *term) poke() {
@@ -300,8 +302,8 @@ func (t *term) loop() {
 // drain takes the inbox in the order that keeps promises: what is applied first, then results, cancels, new requests.
 func (t *term) drain(now time.Duration) {
 	t.in.Lock()
-	entries, done, gone, fresh := t.in.applied, t.in.settled, t.in.cancels, t.in.requests
-	t.in.applied, t.in.settled, t.in.cancels, t.in.requests = nil, nil, nil, nil
+	entries, done, made, gone, fresh := t.in.applied, t.in.settled, t.in.committed, t.in.cancels, t.in.requests
+	t.in.applied, t.in.settled, t.in.committed, t.in.cancels, t.in.requests = nil, nil, nil, nil, nil
 	t.in.Unlock()
 	for _, a := range entries {
 		if a.view.Index() > t.view.Index() {
@@ -323,6 +325,9 @@ func (t *term) drain(now time.Duration) {
 		delete(t.open, s.id)
 		r.reply <- nil
 		t.act(t.mind.Cancel(t.view, s.id, now))
+	}
+	for _, c := range made {
+		t.act(t.mind.Committed(t.view, c.cmd, c.res, now))
 	}
 	for _, r := range fresh {
 		t.open[r.ID] = r

@@ -32,6 +32,7 @@ type world struct {
 	changed  chan struct{}
 	drivers  map[id.DirectoryID]*Driver
 	loseNext bool // the next command is applied but its answer is lost
+	stalled  bool // what is proposed comes to nothing
 }
 
 func newWorld(t *testing.T, mind func() core.Mind) *world {
@@ -72,6 +73,11 @@ func (w *world) View() *state.View {
 func (w *world) WaitIndex(context.Context, id.Index) error { return nil }
 
 func (w *world) ProposeAllInTerm(term id.Term, cs []*pb.Command, done func(from, to int, rs []state.Settled, err error)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stalled {
+		return
+	}
 	go func() {
 		for i, c := range cs {
 			c = proto.Clone(c).(*pb.Command)
@@ -173,6 +179,7 @@ type parker struct {
 	held      map[core.RequestID]time.Duration
 	cancelled chan core.RequestID
 	parked    chan core.RequestID
+	committed chan *pb.CommitOffsets
 	hold      time.Duration
 	waited    time.Duration // of the last request, before it came
 }
@@ -184,6 +191,11 @@ func (p *parker) Request(_ *state.View, r core.Request, now time.Duration) []cor
 }
 
 func (p *parker) Settled(_ *state.View, _ core.RequestID, _ *pb.Result, _ time.Duration) []core.Action {
+	return nil
+}
+
+func (p *parker) Committed(_ *state.View, c *pb.CommitOffsets, _ *pb.Result, _ time.Duration) []core.Action {
+	p.committed <- c
 	return nil
 }
 
@@ -226,7 +238,8 @@ func (p *parker) Expire(_ *state.View, now time.Duration) []core.Action {
 }
 
 func newParker(hold time.Duration) *parker {
-	return &parker{held: map[core.RequestID]time.Duration{}, cancelled: make(chan core.RequestID, 9), parked: make(chan core.RequestID, 9), hold: hold}
+	return &parker{held: map[core.RequestID]time.Duration{}, cancelled: make(chan core.RequestID, 9), parked: make(chan core.RequestID, 9),
+		committed: make(chan *pb.CommitOffsets, 9), hold: hold}
 }
 
 func TestParkedRequestIsReleasedByAChange(t *testing.T) {

@@ -193,6 +193,14 @@ func (s *stage) ask(name string, r Request) RequestID {
 	return r.ID
 }
 
+// commitAs commits as a broker does, past the mind.
+func (s *stage) commitAs(name string, c *pb.CommitOffsets) {
+	r := Request{Command: &pb.Command{Term: uint64(s.term), Body: &pb.Command_CommitOffsets{CommitOffsets: c}}}
+	res := s.apply(r.Command)
+	s.act(s.mind.Committed(s.s.View(), c, res, s.now-s.start))
+	s.reply(name, r, Action{Reply: res})
+}
+
 func (s *stage) kafka(name string, body kmsg.Request) RequestID {
 	s.nonces++
 	return s.ask(name, Request{Kafka: &KafkaRequest{Body: body, ClientID: name, Host: "h", Nonce: strconv.Itoa(s.nonces)}})
@@ -356,8 +364,8 @@ func (s *stage) tell(l line) {
 		}
 		s.kafka(l.name, req)
 	case "commit":
-		s.ask(l.name, Request{Command: &pb.Command{Body: &pb.Command_CommitOffsets{CommitOffsets: &pb.CommitOffsets{Group: "g", Member: s.member(l),
-			Generation: s.generation(l), From: pb.OffsetOrigin_ORIGIN_KAFKA, Items: []*pb.OffsetItem{{Topic: "t", Offset: int64(l.num("offset", 1))}}}}}})
+		s.commitAs(l.name, &pb.CommitOffsets{Group: "g", Member: s.member(l),
+			Generation: s.generation(l), From: pb.OffsetOrigin_ORIGIN_KAFKA, Items: []*pb.OffsetItem{{Topic: "t", Offset: int64(l.num("offset", 1))}}})
 	case "delete":
 		s.ask("delete", Request{Command: &pb.Command{Body: &pb.Command_DeleteGroup{DeleteGroup: &pb.DeleteGroup{Group: "g"}}}})
 	case "znode":

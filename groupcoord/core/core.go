@@ -69,6 +69,7 @@ type Note struct {
 //
 //	Request   a new request: Propose, Reply, or nothing (parked)
 //	Settled   what a proposed command came to; STALE_TERM also when that is unknown
+//	Committed what offsets that the mind did not propose came to: they are judged as they are applied, and need no mind
 //	Changed   the view moved on; changes are in order
 //	Cancel    the request's client, session or node is gone: forget it, no Reply
 //	Deadline  when Expire wants to be called next
@@ -76,6 +77,7 @@ type Note struct {
 type Mind interface {
 	Request(v *state.View, r Request, now time.Duration) []Action
 	Settled(v *state.View, r RequestID, res *statepb.Result, now time.Duration) []Action
+	Committed(v *state.View, c *statepb.CommitOffsets, res *statepb.Result, now time.Duration) []Action
 	Changed(v *state.View, changes []state.Change, now time.Duration) []Action
 	Cancel(v *state.View, r RequestID, now time.Duration) []Action
 	Deadline() (at time.Duration, ok bool)
@@ -129,10 +131,10 @@ func (c Config) withDefaults() Config {
 type Coordinator struct {
 	cfg    Config
 	hooks  Hooks
-	open   map[RequestID]Request // commands that are being proposed
-	groups map[string]*group     // with classic members, joining members, or an end to come
-	puts   map[RequestID]*group  // proposals of our own
-	last   RequestID             // of our own
+	open   map[RequestID]bool   // commands that are being proposed
+	groups map[string]*group    // with classic members, joining members, or an end to come
+	puts   map[RequestID]*group // proposals of our own
+	last   RequestID            // of our own
 	loaded bool
 	next   time.Duration // the earliest deadline, or earlier
 	expiry expiry
@@ -149,7 +151,7 @@ var _ Mind = (*Coordinator)(nil)
 
 // NewCoordinator starts a term without memory of earlier ones.
 func NewCoordinator(cfg Config) *Coordinator {
-	c := &Coordinator{cfg: cfg.withDefaults(), hooks: cfg.Hooks, open: map[RequestID]Request{}, groups: map[string]*group{}, puts: map[RequestID]*group{},
+	c := &Coordinator{cfg: cfg.withDefaults(), hooks: cfg.Hooks, open: map[RequestID]bool{}, groups: map[string]*group{}, puts: map[RequestID]*group{},
 		last: ownIDs, expiry: expiry{busy: map[RequestID]string{}}, legacy: newLegacies(), plans: newMixes()}
 	c.mixHooks()
 	return c
@@ -198,11 +200,11 @@ func (c *Coordinator) Request(v *state.View, r Request, now time.Duration) []Act
 	default:
 		return []Action{{Request: r.ID, Reply: &statepb.Result{Code: statepb.Code_INVALID, Text: "not a request of groups"}}}
 	}
-	c.open[r.ID] = r
+	c.open[r.ID] = true
 	return []Action{{Request: r.ID, Propose: r.Command}}
 }
 
-// Settled answers with the command's result. A member's commit is a sign of life.
+// Settled answers with the command's result.
 func (c *Coordinator) Settled(v *state.View, id RequestID, res *statepb.Result, now time.Duration) []Action {
 	c.begin(v, now)
 	if g, ok := c.puts[id]; ok {
@@ -213,18 +215,22 @@ func (c *Coordinator) Settled(v *state.View, id RequestID, res *statepb.Result, 
 	if c.settledExpiry(id, res) || c.legacySettled(id, res) {
 		return c.acts
 	}
-	r, ok := c.open[id]
-	if !ok {
+	if !c.open[id] {
 		return nil
 	}
 	delete(c.open, id)
 	c.countLate(res)
-	if b := r.Command.GetCommitOffsets(); b != nil && b.Member != "" && res.Code == statepb.Code_OK {
-		if g := c.groups[b.Group]; g != nil {
-			c.alive(g, b.Member)
-		}
-	}
 	c.do(Action{Request: id, Reply: res})
+	return c.acts
+}
+
+// Committed takes a member's commit as a sign of life.
+func (c *Coordinator) Committed(v *state.View, b *statepb.CommitOffsets, res *statepb.Result, now time.Duration) []Action {
+	c.begin(v, now)
+	c.countLate(res)
+	if g := c.groups[b.Group]; g != nil && b.Member != "" && res.Code == statepb.Code_OK {
+		c.alive(g, b.Member)
+	}
 	return c.acts
 }
 
@@ -240,7 +246,7 @@ func (c *Coordinator) Changed(v *state.View, changes []state.Change, now time.Du
 // Cancel forgets a request; its command, once proposed, stands.
 func (c *Coordinator) Cancel(v *state.View, r RequestID, now time.Duration) []Action {
 	c.begin(v, now)
-	if _, ok := c.open[r]; ok {
+	if c.open[r] {
 		delete(c.open, r)
 		return nil
 	}

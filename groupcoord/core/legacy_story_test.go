@@ -153,8 +153,8 @@ func (p *teller) tellRaw(l line, topic string, n int32) {
 		p.say("%s %s", r.Code, r.Text)
 	case "commit": // by Kafka's protocol, without a member
 		n64, _ := strconv.ParseInt(l.kv["offset"], 10, 64)
-		p.ask(l.name, Request{Command: &pb.Command{Body: &pb.Command_CommitOffsets{CommitOffsets: &pb.CommitOffsets{Group: "g", Generation: -1, By: l.kv["by"],
-			From: pb.OffsetOrigin_ORIGIN_KAFKA, Items: []*pb.OffsetItem{{Topic: topic, Partition: n, Offset: n64}}}}}})
+		p.commitAs(l.name, &pb.CommitOffsets{Group: "g", Generation: -1, By: l.kv["by"],
+			From: pb.OffsetOrigin_ORIGIN_KAFKA, Items: []*pb.OffsetItem{{Topic: topic, Partition: n, Offset: n64}}})
 	case "offset":
 		if o, ok := p.s.View().Offset("g", topic, n); ok {
 			p.say("%d", o.Offset)
