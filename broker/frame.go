@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"bufio"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -38,7 +39,7 @@ type frame struct {
 
 // frameReader reads frames from one connection. deadline sets the connection's read deadline.
 type frameReader struct {
-	in       io.Reader
+	in       *bufio.Reader
 	deadline func(time.Time) error
 	idle     time.Duration
 	timeout  time.Duration
@@ -73,8 +74,10 @@ func (r *frameReader) next(ctx context.Context) (frame, error) {
 	if tooLarge {
 		wait = refusedWait // its head can only tell who it is
 	}
-	if err := r.deadline(time.Now().Add(wait)); err != nil {
-		return frame{}, err
+	if r.in.Buffered() < size { // else it has ended already
+		if err := r.deadline(time.Now().Add(wait)); err != nil {
+			return frame{}, err
+		}
 	}
 	if _, err := io.ReadFull(r.in, head[4:]); err != nil {
 		if tooLarge {

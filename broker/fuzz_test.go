@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -96,7 +97,7 @@ func FuzzFrames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte, cut uint8) {
 		framed := append(head(uint32(headSize+len(body)), 3, 1), body...)
 		fr := frameReader{
-			in: &chunks{b: framed, n: int(cut)%7 + 1}, deadline: func(time.Time) error { return nil }, budget: newBudget(1 << 30),
+			in: bufio.NewReader(&chunks{b: framed, n: int(cut)%7 + 1}), deadline: func(time.Time) error { return nil }, budget: newBudget(1 << 30),
 			limit: func(int16, int16) (int, error) { return 1 << 30, nil },
 		}
 		got, err := fr.next(context.Background())

@@ -208,7 +208,7 @@ func (s *State) Apply(index id.Index, term id.Term, data []byte) Applied {
 	if err := proto.Unmarshal(data, &entry); err != nil {
 		panic(fmt.Sprintf("state: entry %d (term %d) is not an Entry: %v", index, term, err))
 	}
-	s.index, s.term, s.changes = index, term, nil
+	s.index, s.term, s.changes = index, term, make([]Change, 0, len(entry.Commands)) // most make one
 	s.meta.ClockMs += int64(min(entry.ClockStepMs, maxClockStepMs))
 	s.wallMs, s.meta.WallMs = entry.WallMs, entry.WallMs
 	settled := make([]Settled, len(entry.Commands))
