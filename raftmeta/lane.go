@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
@@ -126,10 +125,9 @@ func (l *lane) enqueue(raw []byte, p *proposal) error {
 	return nil
 }
 
-// encodeCommand is the Command with this build's version and without seen; room is left for lane and seq.
+// encodeCommand is the Command with this build's version and without seen.
 func encodeCommand(c *statepb.Command) ([]byte, error) {
-	b := make([]byte, 0, proto.Size(c)+40)
-	b, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(b, c)
+	b, err := statepb.AppendCommand(nil, c)
 	if err != nil {
 		return nil, fmt.Errorf("raftmeta: encode command: %w", err)
 	}

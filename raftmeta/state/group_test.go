@@ -44,7 +44,7 @@ func TestPutGroupIsConditional(t *testing.T) {
 	f.want(pb.Code_INVALID, put("g", f.version("g"), 1, pb.GroupState_GROUP_STABLE, "m"))
 	f.want(pb.Code_INVALID, put("g", f.version("g"), 3, pb.GroupState_GROUP_STABLE))
 	f.want(pb.Code_INVALID, put("", 0, 1, pb.GroupState_GROUP_STABLE, "m"))
-	if f.last.Changes != nil {
+	if len(f.last.Changes) != 0 {
 		t.Fatal("a refusal changed something")
 	}
 	g, _ := f.s.View().Group("g")
