@@ -55,6 +55,12 @@ func TestCommitIsNotRepeated(t *testing.T) {
 	if _, err := a.Commit(within(t), time.Minute, commitOf(2)); !errors.Is(err, ErrNotCoordinator) {
 		t.Fatal("its outcome was lost:", err)
 	}
+	w.mu.Lock()
+	w.term++ // the next leader is elected, and a does not know yet
+	w.mu.Unlock()
+	if res, err := a.Commit(within(t), time.Minute, commitOf(4)); !errors.Is(err, ErrNotCoordinator) || at() != 2 {
+		t.Fatal("in the next term:", res, err, at())
+	}
 	stop()
 	defer w.lead("b")()
 	if res, err := untilTaken(t, b, commitOf(3)); err != nil || res.Code != pb.Code_OK {
@@ -99,12 +105,19 @@ func TestCommitIsToldToTheMind(t *testing.T) {
 	member.Member = "m"
 	gone := commitOf(3)
 	gone.Items[0].TopicId = make([]byte, 16) // of a topic that was deleted
+	ctx, cancel := context.WithTimeout(within(t), 10*time.Second)
+	defer cancel()
 	for _, cmd := range []*pb.CommitOffsets{member, gone} {
-		if _, err := c.Commit(within(t), time.Minute, cmd); err != nil {
+		if _, err := c.Commit(ctx, time.Minute, cmd); err != nil {
 			t.Fatal(err)
 		}
-		if told := <-p.committed; told != cmd {
-			t.Fatalf("told of %v", told)
+		select {
+		case told := <-p.committed:
+			if told != cmd {
+				t.Fatalf("told of %v", told)
+			}
+		case <-ctx.Done():
+			t.Fatalf("not told of %v", cmd)
 		}
 	}
 	select {
