@@ -14,8 +14,8 @@
 // offsets (legacy_claims.go). legacy_repair.go ends what members left behind: reservations, connections, members that gave up.
 // All of it is memory of the term: a new coordinator gets the requests again from the nodes and finds the rest in the state.
 //
-// Seams for groups that also have other members (groups.md, "Mixed groups") are LegacyHooks, set before the first call (mixed.go). The
-// other way round, poolChanged asks for a new generation, and ownedByLegacy and the state's reservations tell what znode consumers have.
+// What members of other kinds in a group (groups.md, "Mixed groups") mean for its znode consumers is in mixed.go. The other way round,
+// poolChanged asks for a new generation, and ownedByLegacy and the state's reservations tell what znode consumers have.
 
 package core
 
@@ -50,25 +50,8 @@ const (
 	attemptPause = time.Second // after a refusal: who asks later makes another attempt
 )
 
-// LegacyHooks are for members of other kinds in a group of znode consumers. nil fields mean that there are none.
-type LegacyHooks struct {
-	// Pool is which registrations stand for modern members in the next generation.
-	Pool func(v *state.View, group string) []*statepb.PoolMember
-	// May reports whether the next generation may be published now; it is asked again at each turn and by poolChanged.
-	May func(v *state.View, group string) bool
-	// Theirs reports whether a partition is in the modern members' block of the published generation.
-	Theirs func(v *state.View, group, topic string, partition int32) bool
-	// Held reports whether a modern member still has a partition; ask claims again with Coordinator.legacyTurn.
-	Held func(v *state.View, group, topic string, partition int32) bool
-	// Refuse tells why a consumer with a registration is not let into a group of members of other kinds; "": it is.
-	Refuse func(group, memberID string, reg state.Registration) string
-	// Strategy is how the members are expected to share partitions out: Legacy.Strategy of the next generation.
-	Strategy func(group string) int32
-}
-
 // legacies is the memory of all legacy groups in this term.
 type legacies struct {
-	hooks   LegacyHooks
 	groups  map[string]*legacyGroup
 	asked   map[RequestID]*held        // requests whose command is being proposed
 	taken   map[takenKey]int           // partitions with a claim among asked

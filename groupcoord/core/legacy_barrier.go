@@ -107,9 +107,7 @@ func (c *Coordinator) desire(g *legacyGroup) {
 		})
 	}
 	w.topics = sorted(topics)
-	if c.legacy.hooks.Pool != nil {
-		w.pool = c.legacy.hooks.Pool(c.v, g.name)
-	}
+	w.pool = c.mixPool(g.name)
 	g.want = w
 	g.want.digest = c.wantedDigest(g)
 }
@@ -288,7 +286,7 @@ func (c *Coordinator) turnPublish(g *legacyGroup) {
 		g.wake(at)
 		return
 	}
-	if c.legacy.hooks.May != nil && !overdue && !c.legacy.hooks.May(c.v, g.name) {
+	if !overdue && !c.mixMay(g.name) {
 		return
 	}
 	c.publish(g, false)
@@ -334,11 +332,9 @@ func (c *Coordinator) publish(g *legacyGroup, withdraw bool) {
 	r := c.explanation(g, withdraw)
 	cmd := &statepb.PublishGeneration{Group: g.name, Generation: number, Withdraw: withdraw, Rebalance: r}
 	if head, ok := c.v.Group(g.name); ok && len(head.Members) > 0 {
-		cmd.GroupVersion = head.Version // nobody was given anything since May was asked
+		cmd.GroupVersion = head.Version // nobody was given anything since mixMay was asked
 	}
-	if c.legacy.hooks.Strategy != nil {
-		cmd.Strategy = c.legacy.hooks.Strategy(g.name)
-	}
+	cmd.Strategy = c.mixStrategy(g.name)
 	if !withdraw {
 		cmd.Members, cmd.Pool, cmd.Topics, cmd.AllTopics = g.want.members, g.want.pool, g.want.topics, g.want.all
 	}
@@ -451,7 +447,7 @@ func (c *Coordinator) isRead(g *legacyGroup, topic string) bool {
 // isClaimed reports whether a partition has the owner that the generation gives it. All but pykafka release everything and
 // claim anew; pykafka's members keep what stays theirs, and anybody can compute what that is.
 func (c *Coordinator) isClaimed(g *legacyGroup, tp id.TopicPartition) bool {
-	if c.legacy.hooks.Theirs != nil && c.legacy.hooks.Theirs(c.v, g.name, tp.Topic, tp.Partition) {
+	if c.mixTheirs(g.name, tp.Topic, tp.Partition) {
 		return true
 	}
 	_, _, z := c.v.OwnerOf(g.name, tp.Topic, tp.Partition)

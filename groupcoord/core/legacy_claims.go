@@ -68,11 +68,8 @@ func (c *Coordinator) blocked(g *legacyGroup, h *held) (by id.SessionID, waits b
 		return 0, false
 	}
 	topic := state.OwnersTopic(h.topic)
-	if c.legacy.hooks.Held != nil && c.legacy.hooks.Held(c.v, g.name, topic, h.partition) {
+	if c.mixHeld(g.name, topic, h.partition) {
 		return 0, true
-	}
-	if row, ok := c.v.Group(g.name); ok && len(row.Members) > 0 && c.legacy.hooks.Held == nil {
-		return 0, false // refused at once: they do not share
 	}
 	if _, _, z := c.v.OwnerOf(g.name, topic, h.partition); z != nil {
 		owner := id.SessionID(z.Stat.EphemeralOwner)

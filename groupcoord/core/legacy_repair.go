@@ -452,10 +452,8 @@ func (c *Coordinator) mixes(g *legacyGroup, h *held) string {
 	if !h.reg.ok {
 		return ""
 	}
-	if c.legacy.hooks.Refuse != nil {
-		if why := c.legacy.hooks.Refuse(g.name, h.memberID, h.reg.reg); why != "" {
-			return why
-		}
+	if why := c.mixRefuseLegacy(g.name, h.memberID, h.reg.reg); why != "" {
+		return why
 	}
 	if !c.v.GateOn(g.name, state.GateDialect) {
 		return ""

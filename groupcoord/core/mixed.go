@@ -77,12 +77,11 @@ func newMixes() mixes {
 	return mixes{groups: map[string]*mix{}, asked: map[string]string{}, told: map[string]time.Duration{}}
 }
 
-// mixHooks joins the engines. Hooks of a test stay.
+// mixHooks joins the engine of consumer groups to the pool. Hooks of a test stay.
 func (c *Coordinator) mixHooks() {
 	if c.hooks.Universe == nil {
 		c.hooks = Hooks{Universe: c.mixUniverse, Free: c.mixFree, Refuse: c.mixRefuse, Mixed: c.mixAssigns}
 	}
-	c.legacy.hooks = LegacyHooks{Pool: c.mixPool, May: c.mixMay, Theirs: c.mixTheirs, Held: c.mixHeld, Refuse: c.mixRefuseLegacy, Strategy: c.mixStrategy}
 }
 
 // hasLegacy reports whether a group has znode consumers, live or still shown, or what they have left behind.
@@ -374,10 +373,11 @@ func (c *Coordinator) mixAssigns(v *state.View, group string) bool {
 	return ok && row.Consumer && len(row.Members) > 0 || c.mixOf(group).why == ""
 }
 
-// ---- hooks of the barrier ----
+// ---- what the barrier asks ----
 
-func (c *Coordinator) mixPool(v *state.View, group string) []*statepb.PoolMember {
-	if !legacy(v, group) {
+// mixPool is which registrations stand for modern members in the next generation.
+func (c *Coordinator) mixPool(group string) []*statepb.PoolMember {
+	if !legacy(c.v, group) {
 		return nil
 	}
 	var out []*statepb.PoolMember
@@ -390,12 +390,13 @@ func (c *Coordinator) mixPool(v *state.View, group string) []*statepb.PoolMember
 	return out
 }
 
+// mixStrategy is how the members are expected to share partitions out: Legacy.Strategy of the next generation.
 func (c *Coordinator) mixStrategy(group string) int32 { return int32(c.mixOf(group).strategy) }
 
 // mixMay lets a generation be published when the other members have given up what leaves their block, or have not within the bound of a
 // held join: then claims of what they keep wait for them one by one.
-func (c *Coordinator) mixMay(v *state.View, group string) bool {
-	row, ok := v.Group(group)
+func (c *Coordinator) mixMay(group string) bool {
+	row, ok := c.v.Group(group)
 	if !ok || len(row.Members) == 0 {
 		return true
 	}
@@ -431,23 +432,25 @@ func (c *Coordinator) keeps(row *state.Group, l *layout) bool {
 	return false
 }
 
-func (c *Coordinator) mixTheirs(v *state.View, group, topic string, partition int32) bool {
-	row, ok := v.Legacy(group)
+// mixTheirs reports whether a partition is in the modern members' block of the published generation.
+func (c *Coordinator) mixTheirs(group, topic string, partition int32) bool {
+	row, ok := c.v.Legacy(group)
 	if !ok || !slices.ContainsFunc(row.Members, func(m *state.Shown) bool { return m.Pool }) {
 		return false // asked for each partition: without a pool there is nothing to compute
 	}
 	return c.mixOf(group).now.blocks[topic][partition]
 }
 
-func (c *Coordinator) mixHeld(v *state.View, group, topic string, partition int32) bool {
-	row, ok := v.Group(group)
+// mixHeld reports whether a modern member still has a partition.
+func (c *Coordinator) mixHeld(group, topic string, partition int32) bool {
+	row, ok := c.v.Group(group)
 	if !ok || len(row.Members) == 0 {
 		return false
 	}
 	if !row.Consumer {
 		return true
 	}
-	t, ok := v.Topic(topic)
+	t, ok := c.v.Topic(topic)
 	return ok && c.Held(group, t.ID, partition)
 }
 
