@@ -130,12 +130,18 @@ func (s *State) dropOffsets(g, topic string, zx id.ZXID) {
 // ensureDirs makes the directories above a group's offsets: every group with an offset shows /consumers/<g>/offsets.
 func (s *State) ensureDirs(g, topic string, zx id.ZXID) {
 	leaf := "/consumers/" + g + "/offsets/" + topic
-	if _, ok := s.znodes.get(znodeKey(leaf)); ok { // and so are its parents
+	if z, ok := s.znodes.get(znodeKey(leaf)); ok && z.Stat.EphemeralOwner == 0 { // and so are its parents
 		return
 	}
 	for _, path := range []string{"/consumers/" + g, "/consumers/" + g + "/offsets", leaf} {
-		if _, ok := s.znodes.get(znodeKey(path)); !ok {
+		z, ok := s.znodes.get(znodeKey(path))
+		if !ok {
 			s.addNode(path, &Znode{Null: true}, zx, 0)
+		} else if o := z.Stat.EphemeralOwner; o != 0 { // somebody's odd directory: it must not go from above its children with a session
+			kept := *z
+			kept.Stat.EphemeralOwner = 0
+			s.znodes.put(znodeKey(path), &kept)
+			s.ephemerals.del(ephemeralKey(o, path))
 		}
 	}
 }

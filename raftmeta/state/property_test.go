@@ -2,6 +2,7 @@ package state
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -108,6 +109,102 @@ func TestEqualLogsEqualStates(t *testing.T) {
 	})
 }
 
+// Whatever directories sessions make of a group's paths, and whoever deletes them: what holds a child stays, and counts it.
+func TestDirectoriesOutliveTheirMakers(t *testing.T) {
+	paths := []string{"/consumers/g", "/consumers/g/ids", "/consumers/g/ids/m", "/consumers/g/owners", "/consumers/g/owners/t", "/consumers/g/owners/t/0",
+		"/consumers/g/offsets", "/consumers/g/offsets/t", "/consumers/g/offsets/t/0", "/consumers/g/x", "/consumers/g/offsets/t/q"}
+	rapid.Check(t, func(rt *rapid.T) {
+		f := newFold(t)
+		f.broker(1, "a")
+		f.ok(mkTopic("t", 1, []int32{1}))
+		ses := []int64{f.ok(session()).Value, f.ok(session()).Value}
+		for range rapid.IntRange(3, 25).Draw(rt, "steps") {
+			path, of := rapid.SampledFrom(paths).Draw(rt, "path"), rapid.SampledFrom(ses).Draw(rt, "session")
+			c := del(path, -1)
+			switch rapid.IntRange(0, 11).Draw(rt, "kind") {
+			case 0, 1:
+				c = create(path, "1")
+			case 2, 3:
+				c = ephemeral(of, 1, path)
+			case 4, 5:
+				c = commit("g", "t", rapid.Int32Range(0, 1).Draw(rt, "partition"), 5)
+			case 6:
+				c = &pb.Command{Body: &pb.Command_ExpireSessions{ExpireSessions: &pb.ExpireSessions{Sessions: []*pb.CloseSession{{Session: of, AttachEpoch: 1}}}}}
+			case 7:
+				c = &pb.Command{Body: &pb.Command_DeleteGroup{DeleteGroup: &pb.DeleteGroup{Group: "g"}}}
+			case 8:
+				c = &pb.Command{Body: &pb.Command_DeleteOffsets{DeleteOffsets: &pb.DeleteOffsets{Group: "g"}}}
+			case 9:
+				g, _ := f.s.View().Group("g")
+				if o, ok := f.s.View().Offset("g", "t", 0); ok && g != nil {
+					c = &pb.Command{Body: &pb.Command_ExpireOffsets{ExpireOffsets: &pb.ExpireOffsets{Group: "g", GroupVersion: g.Version,
+						Items: []*pb.ExpiredOffset{{Topic: "t", Mzxid: int64(o.Mzxid)}}}}}
+				}
+			}
+			f.do(c)
+			checkCounts(rt, f.s)
+			f.s.View().znodes.Scan(func(k string, _ *Znode) bool {
+				parent, _, _ := strings.Cut(k, "\x00")
+				if _, ok := f.s.View().Znode(parent); !ok && parent != "" {
+					rt.Fatalf("%q is below nothing", k)
+				}
+				return true
+			})
+		}
+	})
+}
+
+// Clients make and delete what they like at the cluster's own paths while the cluster goes on: nothing it stands on goes.
+func TestOwnPathsUnderClients(t *testing.T) {
+	var paths []string
+	f := newFold(t)
+	keys, _ := f.s.znodes.collect("")
+	for _, k := range keys[1:] { // the root is first
+		parent, name, _ := strings.Cut(k, "\x00")
+		paths = append(paths, strings.TrimSuffix(parent, "/")+"/"+name)
+	}
+	paths = append(paths, "/brokers/topics/t", "/brokers/topics/t/partitions", "/brokers/topics/t/partitions/0", "/brokers/topics/t/partitions/0/state",
+		"/config/topics/t", "/brokers/ids/1", "/controller", "/admin/delete_topics/t", "/config/changes/c", "/consumers/g")
+	types := []string{"topics", "brokers", "clients", "users"}
+	rapid.Check(t, func(rt *rapid.T) {
+		f := newFold(t)
+		ses := f.ok(session()).Value
+		for range rapid.IntRange(3, 40).Draw(rt, "steps") {
+			path := rapid.SampledFrom(paths).Draw(rt, "path")
+			c, yes := del(path, -1), rapid.Bool().Draw(rt, "yes")
+			switch rapid.IntRange(0, 14).Draw(rt, "kind") {
+			case 0:
+				c = create(path, "1")
+			case 1:
+				c = ephemeral(ses, 1, path)
+			case 2:
+				c = register(1, "a", "a")
+			case 3:
+				c = mkTopic("t", 1, []int32{1})
+			case 4:
+				c = &pb.Command{Body: &pb.Command_DeleteTopic{DeleteTopic: &pb.DeleteTopic{Name: "t"}}}
+			case 5:
+				c = &pb.Command{Body: &pb.Command_SetConfig{SetConfig: &pb.SetConfig{Type: rapid.SampledFrom(types).Draw(rt, "type"), Name: "t", ZnodeVersion: -1,
+					RemoveRow: yes, Entries: []*pb.ConfigEntry{{Name: "k", Value: "v"}}}}}
+			case 6:
+				c = commit("g", "t", 0, 5)
+			case 7:
+				c = &pb.Command{Body: &pb.Command_TermStarted{TermStarted: &pb.TermStarted{Broker: 1}}}
+			case 8:
+				c = &pb.Command{Body: &pb.Command_SetBrokerVisible{SetBrokerVisible: &pb.SetBrokerVisible{Broker: 1, Visible: yes}}}
+			case 9:
+				c = &pb.Command{Body: &pb.Command_CloseSession{CloseSession: &pb.CloseSession{Session: ses, AttachEpoch: 1}}}
+			case 10:
+				c = &pb.Command{Body: &pb.Command_AllocateProducerIds{AllocateProducerIds: &pb.AllocateProducerIds{Broker: 1, Count: 10}}}
+			case 11:
+				c = &pb.Command{Body: &pb.Command_FenceBroker{FenceBroker: &pb.FenceBroker{Broker: 1, Epoch: 5}}}
+			}
+			f.do(c)
+			checkCounts(rt, f.s)
+		}
+	})
+}
+
 // checkCounts compares every directory's child count with the rows that are there.
 func checkCounts(t *rapid.T, s *State) {
 	v := s.View()
@@ -115,7 +212,7 @@ func checkCounts(t *rapid.T, s *State) {
 	_, zs := s.znodes.collect("")
 	keys, _ := s.znodes.collect("")
 	for i := range zs {
-		if k := string(keys[i]); k != "\x00" {
+		if k := keys[i]; k != "\x00" {
 			for j := range k {
 				if k[j] == 0 {
 					count[k[:j]]++
@@ -130,8 +227,10 @@ func checkCounts(t *rapid.T, s *State) {
 		return true
 	})
 	v.Topics(func(*Topic) bool { count["/brokers/topics"]++; return true })
-	v.Configs("topics", func(*Config) bool { count["/config/topics"]++; return true })
-	for _, g := range []string{"g0", "g1"} {
+	for _, typ := range []string{"topics", "brokers", "clients", "users"} {
+		v.Configs(typ, func(*Config) bool { count["/config/"+typ]++; return true })
+	}
+	for _, g := range []string{"g", "g0", "g1"} {
 		v.Offsets(g, func(topic string, _ *Offset) bool { count["/consumers/"+g+"/offsets/"+topic]++; return true })
 	}
 	for i, z := range zs {

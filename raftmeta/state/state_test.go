@@ -593,3 +593,57 @@ func TestSnapshotOfANewerBuildIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// A session may make a directory of a group ephemeral, which no client does: what others commit below it outlives the session.
+func TestOffsetsBelowAnEphemeralDirectory(t *testing.T) {
+	for _, dir := range []string{"/consumers/g", "/consumers/g/offsets", "/consumers/g/offsets/t"} {
+		f := newFold(t)
+		f.broker(1, "a")
+		f.ok(mkTopic("t", 1, []int32{1}))
+		ses := f.ok(session()).Value
+		for _, above := range []string{"/consumers/g", "/consumers/g/offsets"} {
+			if len(above) < len(dir) {
+				f.ok(create(above, ""))
+			}
+		}
+		f.ok(ephemeral(ses, 1, dir))
+		f.ok(commit("g", "t", 0, 5))
+		f.ok(&pb.Command{Body: &pb.Command_CloseSession{CloseSession: &pb.CloseSession{Session: ses, AttachEpoch: 1}}})
+		if _, ok := f.s.View().Offset("g", "t", 0); !ok {
+			t.Errorf("%s: the offset went with a session", dir)
+		}
+		for _, path := range []string{"/consumers/g/offsets/t/0", "/consumers/g/offsets/t", "/consumers/g/offsets", "/consumers/g"} {
+			f.ok(del(path, -1))
+		}
+	}
+}
+
+// A data directory outlives the build that wrote it. If this fails, the form of keys or rows has changed: then snapshotFormat must be
+// raised, and older snapshots be read too.
+func TestSnapshotsKeepTheirForm(t *testing.T) {
+	f := newFold(t)
+	f.broker(1, "a")
+	f.broker(2, "b")
+	replicas := make([][]int32, 300)
+	for i := range replicas {
+		replicas[i] = []int32{1, 2}
+	}
+	f.ok(mkTopic("t", 1, replicas...))
+	f.ok(&pb.Command{Body: &pb.Command_SetConfig{SetConfig: &pb.SetConfig{Type: "topics", Name: "t", ZnodeVersion: -1,
+		Entries: []*pb.ConfigEntry{{Name: "retention.ms", Value: "1"}}}}})
+	ses := f.ok(session()).Value
+	for _, path := range []string{"/a", "/a/b", "/consumers/g", "/consumers/g/ids", "/consumers/g/owners", "/consumers/g/owners/t"} {
+		f.ok(create(path, "x"))
+	}
+	f.ok(ephemeral(ses, 1, "/e"))
+	f.ok(ephemeral(ses, 1, "/consumers/g/ids/m"))
+	f.ok(ephemeral(ses, 1, "/consumers/g/owners/t/0"))
+	f.ok(put("modern", 0, 1, pb.GroupState_GROUP_STABLE, "m", "n"))
+	for p := int32(0); p < 300; p += 3 {
+		f.ok(commit("h", "t", p, int64(p)))
+	}
+	const want = "b2a653e71428c9a8670f4a221ab879e022a0935184fc5e62b78879603309abbf"
+	if got := fmt.Sprintf("%x", sha256.Sum256(snapshotBytes(t, f.s).Bytes())); got != want {
+		t.Errorf("the snapshot's bytes are %s, not %s", got, want)
+	}
+}
