@@ -146,6 +146,8 @@ func commitCode(r *statepb.Result, err error) int16 {
 	switch {
 	case errors.Is(err, groupcoord.ErrNotCoordinator):
 		return kerr.NotCoordinator.Code
+	case errors.Is(err, state.ErrTooLarge): // as GroupMetadataManager of what fits no message
+		return kerr.InvalidCommitOffsetSize.Code
 	case err != nil:
 		return kerr.RequestTimedOut.Code
 	case r.Code == statepb.Code_OFFSET_STALE: // a zombie's commit: refusing it would kill some old clients (groups.md, "Commits")

@@ -110,6 +110,21 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
+// A frame that has come whole sets no deadline of its own; one that lacks a byte does.
+func TestFrameDeadlines(t *testing.T) {
+	framed := append(head(uint32(headSize+20), 3, 1), make([]byte, 20)...)
+	for n, want := range map[int]int{len(framed): 1, len(framed) - 1: 2, len(framed) - 8: 2, 4: 2, 3: 2} {
+		set := 0
+		fr := frameReader{
+			in: bufio.NewReader(&chunks{b: bytes.Clone(framed), n: n}), deadline: func(time.Time) error { set++; return nil }, budget: newBudget(1 << 30),
+			limit: func(int16, int16) (int, error) { return 1 << 30, nil },
+		}
+		if _, err := fr.next(context.Background()); err != nil || set != want {
+			t.Errorf("in pieces of %d bytes: %d deadlines, want %d (%v)", n, set, want, err)
+		}
+	}
+}
+
 // chunks gives n bytes at a time.
 type chunks struct {
 	b []byte

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/barnabas-mq/barnabas/groupcoord/core"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 	"github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
@@ -356,5 +358,13 @@ func TestCommitOfWhatIsNoText(t *testing.T) {
 		if got := ask[*kmsg.OffsetCommitResponse](c, req).Topics[0].Partitions[0].ErrorCode; got == kerr.RequestTimedOut.Code || got == 0 {
 			t.Errorf("a member that is no text, v%d: %d", version, got)
 		}
+	}
+}
+
+// A commit that fits no entry (1 MiB, as in Kafka's offsets topic) is refused for good: a client that is sent to look for the coordinator
+// would look for ever. Kafka's GroupMetadataManager says 28; 4.4 was asked, and says -1, which tells less.
+func TestCommitThatIsTooLarge(t *testing.T) {
+	if code := commitCode(nil, fmt.Errorf("encode: %w", state.ErrTooLarge)); code != kerr.InvalidCommitOffsetSize.Code {
+		t.Errorf("code %d", code)
 	}
 }

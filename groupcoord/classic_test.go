@@ -136,12 +136,13 @@ func TestCommitsWhileRebalancing(t *testing.T) {
 	assign := kmsg.NewPtrSyncGroupRequest()
 	assign.Group, assign.MemberID, assign.Generation = "g", one.MemberID, one.Generation
 	<-w.asks(within(t), assign)
+	c := NewClient(ClientConfig{Caller: w, Leaders: w, Views: w, Local: w.drivers["a"]})
 	var wg sync.WaitGroup
 	for i := range 50 {
 		wg.Go(func() {
-			res, err := w.client().Do(within(t), &pb.Command{Body: &pb.Command_CommitOffsets{CommitOffsets: &pb.CommitOffsets{
+			res, err := c.Commit(within(t), time.Minute, &pb.CommitOffsets{
 				Group: "g", Member: one.MemberID, Generation: one.Generation, From: pb.OffsetOrigin_ORIGIN_KAFKA,
-				Items: []*pb.OffsetItem{{Topic: "t", Offset: int64(i)}}}}})
+				Items: []*pb.OffsetItem{{Topic: "t", Offset: int64(i)}}})
 			if err != nil || res.Code != pb.Code_OK && res.Code != pb.Code_UNKNOWN_MEMBER {
 				t.Errorf("%v, %v", res, err)
 			}

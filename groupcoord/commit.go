@@ -21,7 +21,7 @@ type Committer interface {
 // Commit has this node's coordinator carry a commit out, once. Unlike Do it is never repeated at the next coordinator: a client that
 // gave up waiting may have committed a later offset there, and the repeat would lower it. What was proposed in a term stands, if
 // at all, before everything of the next term. It takes no longer than limit; a context for that would cost a tenth of what a commit
-// costs the coordinator. Errors: ErrNotCoordinator; ctx's, and context.DeadlineExceeded (outcome unknown).
+// costs the coordinator. Errors: ErrNotCoordinator; state.ErrTooLarge; ctx's, and context.DeadlineExceeded (outcome unknown).
 func (c *Client) Commit(ctx context.Context, limit time.Duration, cmd *statepb.CommitOffsets) (*statepb.Result, error) {
 	if c.cfg.Local == nil {
 		return nil, ErrNotCoordinator
@@ -38,24 +38,32 @@ func (d *Driver) Commit(ctx context.Context, limit time.Duration, cmd *statepb.C
 	if t == nil {
 		return nil, ErrNotCoordinator
 	}
-	done := make(chan *statepb.Result, 1) // nil: unknown, or of another term
+	type outcome struct {
+		res *statepb.Result
+		err error
+	}
+	done := make(chan outcome, 1) // nobody may be there any more
 	d.cfg.Proposer.ProposeAllInTerm(t.n, []*statepb.Command{{Body: &statepb.Command_CommitOffsets{CommitOffsets: cmd}}},
 		func(_, _ int, rs []state.Settled, err error) {
-			if err != nil || rs[0].Result.Code == statepb.Code_STALE_TERM {
-				done <- nil
+			if err != nil {
+				d.cfg.Log.Debug("a commit's outcome is unknown, or it was not taken", "term", t.n, "group", cmd.Group, "err", err)
+				done <- outcome{err: err}
 				return
 			}
-			t.committed(cmd, rs[0].Result)
-			done <- rs[0].Result
+			t.committed(cmd, rs[0].Result) // before the answer: what the client does next comes after it
+			done <- outcome{res: rs[0].Result}
 		})
 	late := time.NewTimer(limit)
 	defer late.Stop()
 	select {
-	case res := <-done:
-		if res == nil {
+	case o := <-done:
+		switch {
+		case errors.Is(o.err, state.ErrTooLarge):
+			return nil, o.err
+		case o.err != nil, o.res.Code == statepb.Code_STALE_TERM:
 			return nil, ErrNotCoordinator
 		}
-		return res, nil
+		return o.res, nil
 	case <-late.C:
 		return nil, context.DeadlineExceeded
 	case <-ctx.Done():
@@ -65,12 +73,12 @@ func (d *Driver) Commit(ctx context.Context, limit time.Duration, cmd *statepb.C
 
 // committed tells the mind, if there is something in it for it; the entry is in the inbox already.
 func (t *term) committed(cmd *statepb.CommitOffsets, res *statepb.Result) {
-	if cmd.Member == "" && len(res.Parts) == 0 {
+	if cmd.Member == "" && len(res.Parts) == 0 || res.Code == statepb.Code_STALE_TERM {
 		return
 	}
 	t.in.Lock()
 	if !t.in.closed {
-		t.in.committed = append(t.in.committed, committed{cmd, res})
+		t.in.committed = append(t.in.committed, committed{cmd.Group, cmd.Member, res})
 	}
 	t.in.Unlock()
 	t.poke()

@@ -155,8 +155,8 @@ type settled struct {
 }
 
 type committed struct {
-	cmd *statepb.CommitOffsets
-	res *statepb.Result
+	group, member string
+	res           *statepb.Result
 }
 
 // Run is the coordinator's work in one term, after the term's barrier has applied; it returns when ctx ends. Waiting requests are
@@ -299,7 +299,7 @@ func (t *term) loop() {
 	}
 }
 
-// drain takes the inbox in the order that keeps promises: what is applied first, then results, cancels, new requests.
+// drain takes the inbox in the order that keeps promises: what is applied first, then results, commits, new requests, cancels.
 func (t *term) drain(now time.Duration) {
 	t.in.Lock()
 	entries, done, made, gone, fresh := t.in.applied, t.in.settled, t.in.committed, t.in.cancels, t.in.requests
@@ -327,7 +327,7 @@ func (t *term) drain(now time.Duration) {
 		t.act(t.mind.Cancel(t.view, s.id, now))
 	}
 	for _, c := range made {
-		t.act(t.mind.Committed(t.view, c.cmd, c.res, now))
+		t.act(t.mind.Committed(t.view, c.group, c.member, c.res, now))
 	}
 	for _, r := range fresh {
 		t.open[r.ID] = r
@@ -360,8 +360,8 @@ func (t *term) act(actions []core.Action) {
 	}
 }
 
-// propose hands on what the actions of this turn propose, together: so commits that came together share an entry. By the time of a
-// result its entry is in the inbox (Applied comes first), so the mind sees the view that the result is of.
+// propose hands on what the actions of this turn propose, together: so they share an entry. By the time of a result its entry is in
+// the inbox (Applied comes first), so the mind sees the view that the result is of.
 func (t *term) propose() {
 	ids := t.proposed.ids
 	if len(ids) == 0 {

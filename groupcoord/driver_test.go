@@ -174,12 +174,18 @@ func TestRepeatedClaimSucceeds(t *testing.T) {
 	}
 }
 
+// told is what a parker was told of a commit, and where the view it was given has the offset.
+type told struct {
+	group, member string
+	at            int64
+}
+
 // parker is a mind that holds every claim until the group's version moves, a second passes, or it is cancelled.
 type parker struct {
 	held      map[core.RequestID]time.Duration
 	cancelled chan core.RequestID
 	parked    chan core.RequestID
-	committed chan *pb.CommitOffsets
+	committed chan told
 	hold      time.Duration
 	waited    time.Duration // of the last request, before it came
 }
@@ -194,8 +200,12 @@ func (p *parker) Settled(_ *state.View, _ core.RequestID, _ *pb.Result, _ time.D
 	return nil
 }
 
-func (p *parker) Committed(_ *state.View, c *pb.CommitOffsets, _ *pb.Result, _ time.Duration) []core.Action {
-	p.committed <- c
+func (p *parker) Committed(v *state.View, group, member string, _ *pb.Result, _ time.Duration) []core.Action {
+	at := int64(-1)
+	if o, ok := v.Offset(group, "t", 0); ok {
+		at = int64(o.Offset)
+	}
+	p.committed <- told{group, member, at}
 	return nil
 }
 
@@ -239,7 +249,7 @@ func (p *parker) Expire(_ *state.View, now time.Duration) []core.Action {
 
 func newParker(hold time.Duration) *parker {
 	return &parker{held: map[core.RequestID]time.Duration{}, cancelled: make(chan core.RequestID, 9), parked: make(chan core.RequestID, 9),
-		committed: make(chan *pb.CommitOffsets, 9), hold: hold}
+		committed: make(chan told, 9), hold: hold}
 }
 
 func TestParkedRequestIsReleasedByAChange(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"github.com/barnabas-mq/barnabas/internal/clock"
 	"github.com/barnabas-mq/barnabas/internal/id"
 	"github.com/barnabas-mq/barnabas/internal/vfs"
+	"github.com/barnabas-mq/barnabas/raftmeta/state"
 )
 
 // Methods of the RPC between nodes; the answers are those of Node.Handlers.
@@ -141,7 +142,7 @@ var (
 	// ErrNoLane says that the lane was not started before the context ended; nothing was proposed.
 	ErrNoLane = errors.New("raftmeta: no lane yet: the broker is not registered")
 	// ErrTooLarge refuses a command that fits into no entry.
-	ErrTooLarge = errors.New("raftmeta: command is larger than an entry may be")
+	ErrTooLarge = state.ErrTooLarge
 	// ErrStopped says that the node is stopping; nothing was proposed.
 	ErrStopped = errors.New("raftmeta: node is stopped")
 	// ErrNoProof says that no quorum of voters confirmed the term in time.

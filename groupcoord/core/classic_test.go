@@ -197,7 +197,7 @@ func (s *stage) ask(name string, r Request) RequestID {
 func (s *stage) commitAs(name string, c *pb.CommitOffsets) {
 	r := Request{Command: &pb.Command{Term: uint64(s.term), Body: &pb.Command_CommitOffsets{CommitOffsets: c}}}
 	res := s.apply(r.Command)
-	s.act(s.mind.Committed(s.s.View(), c, res, s.now-s.start))
+	s.act(s.mind.Committed(s.s.View(), c.Group, c.Member, res, s.now-s.start))
 	s.reply(name, r, Action{Reply: res})
 }
 

@@ -77,7 +77,7 @@ type Note struct {
 type Mind interface {
 	Request(v *state.View, r Request, now time.Duration) []Action
 	Settled(v *state.View, r RequestID, res *statepb.Result, now time.Duration) []Action
-	Committed(v *state.View, c *statepb.CommitOffsets, res *statepb.Result, now time.Duration) []Action
+	Committed(v *state.View, group, member string, res *statepb.Result, now time.Duration) []Action
 	Changed(v *state.View, changes []state.Change, now time.Duration) []Action
 	Cancel(v *state.View, r RequestID, now time.Duration) []Action
 	Deadline() (at time.Duration, ok bool)
@@ -225,11 +225,11 @@ func (c *Coordinator) Settled(v *state.View, id RequestID, res *statepb.Result, 
 }
 
 // Committed takes a member's commit as a sign of life.
-func (c *Coordinator) Committed(v *state.View, b *statepb.CommitOffsets, res *statepb.Result, now time.Duration) []Action {
+func (c *Coordinator) Committed(v *state.View, group, member string, res *statepb.Result, now time.Duration) []Action {
 	c.begin(v, now)
 	c.countLate(res)
-	if g := c.groups[b.Group]; g != nil && b.Member != "" && res.Code == statepb.Code_OK {
-		c.alive(g, b.Member)
+	if g := c.groups[group]; g != nil && res.Code == statepb.Code_OK {
+		c.alive(g, member)
 	}
 	return c.acts
 }

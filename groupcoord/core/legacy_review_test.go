@@ -125,3 +125,15 @@ func TestOnlyARepeatedCommitIsConditional(t *testing.T) {
 		}
 	}
 }
+
+// A commit by the znodes' face (OffsetCommit v0) comes through the mind, and a late one is counted like others.
+func TestLateCommitsByTheMindAreCounted(t *testing.T) {
+	c, v := NewCoordinator(Config{}), state.New().View()
+	c.Request(v, Request{ID: 1, Command: &pb.Command{Body: &pb.Command_CommitOffsets{CommitOffsets: &pb.CommitOffsets{Group: "g"}}}}, time.Second)
+	acts := c.Settled(v, 1, &pb.Result{Parts: []*pb.Result{{}, {Code: pb.Code_OFFSET_STALE}}}, time.Second)
+	counted := slices.ContainsFunc(acts, func(a Action) bool { return a.Count != nil && a.Count.Gate == string(state.GateCommit) })
+	answered := slices.ContainsFunc(acts, func(a Action) bool { return a.Request == 1 && a.Reply != nil })
+	if !counted || !answered {
+		t.Errorf("counted %v, answered %v: %+v", counted, answered, acts)
+	}
+}

@@ -7,6 +7,7 @@
 package state
 
 import (
+	"errors"
 	"fmt"
 
 	"google.golang.org/protobuf/proto"
@@ -36,6 +37,9 @@ type Newer struct{ Why string }
 func (n *Newer) Error() string { return n.Why + ": run a newer build of barnabas on this node" }
 
 func newer(format string, args ...any) *Newer { return &Newer{Why: fmt.Sprintf(format, args...)} }
+
+// ErrTooLarge refuses a command that fits into no entry of the log.
+var ErrTooLarge = errors.New("the command is larger than an entry of the metadata log may be")
 
 // Change says that one thing in the state is different after a command; in order of the commands.
 type Change struct {

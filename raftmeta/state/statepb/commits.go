@@ -40,7 +40,7 @@ func AppendCommand(b []byte, c *Command) ([]byte, error) {
 // plain reports whether append writes all of it: strings are UTF-8, as protobuf wants them, and no field is of a newer build.
 func (o *CommitOffsets) plain() bool {
 	for _, it := range o.Items {
-		if it.unknownFields != nil || !utf8.ValidString(it.Topic) || !utf8.ValidString(it.Metadata) {
+		if it == nil || it.unknownFields != nil || !utf8.ValidString(it.Topic) || !utf8.ValidString(it.Metadata) {
 			return false
 		}
 	}

@@ -1,6 +1,9 @@
 package statepb
 
 import (
+	"bytes"
+	"slices"
+	"strings"
 	"testing"
 	"unicode/utf8"
 
@@ -47,6 +50,10 @@ func drawCommand(t *rapid.T) *Command {
 	return c
 }
 
+func wrap(num protowire.Number, b []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(nil, num, protowire.BytesType), b)
+}
+
 // What is written by hand is what protobuf writes, and it is read as protobuf reads it.
 func TestCommitsAreProtobuf(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -73,6 +80,44 @@ func TestCommitsAreProtobuf(t *testing.T) {
 	})
 }
 
+// A length takes one byte more at each power of 128.
+func TestCommitsOfEveryLength(t *testing.T) {
+	for _, n := range []int{0, 100, 127, 128, 16_300, 16_384, 1 << 20, 1<<21 + 5} {
+		c := &Command{Body: &Command_CommitOffsets{CommitOffsets: &CommitOffsets{Items: []*OffsetItem{{Metadata: strings.Repeat("x", n)}}}}}
+		want, err := proto.Marshal(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := AppendCommand(nil, c); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("metadata of %d bytes: %v, or other bytes", n, err)
+		}
+	}
+	empty := &Command{Body: &Command_CommitOffsets{CommitOffsets: &CommitOffsets{Items: []*OffsetItem{nil}}}}
+	want, err := proto.Marshal(empty)
+	if got, err2 := AppendCommand(nil, empty); err2 != err || !bytes.Equal(got, want) {
+		t.Errorf("an item that is nil: %x, %v", got, err2)
+	}
+}
+
+// Whoever adds a field to one of these messages must add it to commits.go too, or it is left out without a word.
+func TestCommitsKnowTheirFields(t *testing.T) {
+	for _, m := range []struct {
+		message proto.Message
+		below   protowire.Number // of those that commits.go writes
+		want    int
+	}{{&CommitOffsets{}, 1000, 9}, {&OffsetItem{}, 1000, 7}, {&Command{}, 16, fieldTerm + 1}, {&Entry{}, 1000, 3}} {
+		n := 0
+		for i, fields := 0, m.message.ProtoReflect().Descriptor().Fields(); i < fields.Len(); i++ {
+			if fields.Get(i).Number() < m.below {
+				n++
+			}
+		}
+		if n != m.want {
+			t.Errorf("%T has %d fields, commits.go knows %d", m.message, n, m.want)
+		}
+	}
+}
+
 // FuzzEntry: any bytes come to what protobuf makes of them.
 func FuzzEntry(f *testing.F) {
 	for _, c := range []*Command{
@@ -85,6 +130,20 @@ func FuzzEntry(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
+		f.Add(b)
+	}
+	body := func(b []byte) []byte { return wrap(3, append(protowire.AppendVarint([]byte{8}, 1), b...)) }
+	for _, b := range [][]byte{ // what the usual way is for
+		body(slices.Concat(wrap(61, wrap(1, []byte("g"))), wrap(61, wrap(2, []byte("m"))))),                   // bodies of one kind merge
+		body(slices.Concat(wrap(61, wrap(1, []byte("g"))), wrap(17, nil))),                                    // the last one counts
+		body(slices.Concat(wrap(17, nil), wrap(61, wrap(1, []byte("g"))))),                                    //
+		body(wrap(61, wrap(1, []byte("\xff")))),                                                               // no UTF-8
+		body(wrap(61, wrap(6, wrap(1, []byte("\xff"))))),                                                      //
+		body(wrap(61, wrap(6, protowire.AppendVarint(protowire.AppendTag(nil, 7, protowire.VarintType), 1)))), // of another type
+		body(wrap(61, wrap(200, []byte("x")))),                                                                // of a newer build
+		body(wrap(61, []byte{0x0a, 9, 'x'})),                                                                  // cut
+		wrap(3, []byte{0xff}), wrap(3, wrap(17, []byte{0xff})), wrap(4, []byte("x")), {0x18, 1},
+	} {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
