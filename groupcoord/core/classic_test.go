@@ -485,6 +485,38 @@ func TestStories(t *testing.T) {
 	})
 }
 
+// Who brings more metadata than the group's row can hold is refused, with the reason; the others go on.
+func TestMembersThatTellTooMuch(t *testing.T) {
+	s := newStage(t, Config{InitialDelay: -1})
+	join := func(name string, kib int) {
+		req := kmsg.NewPtrJoinGroupRequest()
+		req.Version, req.Group, req.MemberID, req.ProtocolType = 2, "g", s.members[name], "consumer"
+		req.SessionTimeoutMillis, req.RebalanceTimeoutMillis = 10_000, 60_000
+		req.Protocols = []kmsg.JoinGroupRequestProtocol{{Name: "range", Metadata: make([]byte, kib<<10)}}
+		s.kafka(name, req)
+	}
+	join("huge", 769)
+	join("a", 300)
+	s.tell(parse("sync a assign=a:0"))
+	join("b", 300)
+	join("c", 300)
+	join("a", 300)
+	join("a", 600) // a member too
+	s.tell(parse("sync a assign=a:0,b:1"))
+	said := s.said()
+	for _, name := range []string{"huge", "c", "a"} {
+		if !strings.Contains(said, "> "+name+" join: GROUP_MAX_SIZE_REACHED") {
+			t.Errorf("%s was not refused", name)
+		}
+	}
+	if row := s.row(); len(row.Members) != 2 || row.State != state.GroupStable {
+		t.Errorf("%d members, %v", len(row.Members), row.State)
+	}
+	if all := s.row().Rebalances; !slices.ContainsFunc(all, func(r *state.Rebalance) bool { return strings.Contains(r.Text, "metadata would be") }) {
+		t.Errorf("not explained: %+v", all)
+	}
+}
+
 // Each rebalance is counted once, by whose members it was and why.
 func TestRebalancesAreCounted(t *testing.T) {
 	s := newStory(t, Config{InitialDelay: -1, Settle: -1})

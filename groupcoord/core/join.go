@@ -190,6 +190,19 @@ func (c *Coordinator) join(g *group, r Request, req *kmsg.JoinGroupRequest) {
 	}
 }
 
+// maxMetadata is how much the members of a group may tell its leader in all: with their assignment they are one entry of the log (1 MiB).
+// One that tells more is refused: if its join were taken, no member of the group could go on.
+const maxMetadata = 768 << 10
+
+func metadataBytes(members []*state.Member) (n int) {
+	for _, m := range members {
+		for _, p := range m.Protocols {
+			n += len(p.Name) + len(p.Metadata)
+		}
+	}
+	return n
+}
+
 // refuseJoin checks what needs no place in the group.
 func (c *Coordinator) refuseJoin(g *group, m *state.Member, req *kmsg.JoinGroupRequest) *kerr.Error {
 	session := ms(m.SessionMs)
@@ -222,13 +235,22 @@ func (c *Coordinator) refuseJoin(g *group, m *state.Member, req *kmsg.JoinGroupR
 			break
 		}
 	}
+	known := cur.Member(m.ID) != nil || g.joins[m.ID] != nil || in != nil
+	if n := metadataBytes(append(others[:len(others):len(others)], m)); n > maxMetadata {
+		why := fmt.Sprintf("its members' metadata would be %d bytes, at most %d fit", n, maxMetadata)
+		c.explainRefused(g.name, fmt.Sprintf("client %s at %s", clip(m.Client), m.Host), why)
+		if !known {
+			delete(g.sessions, m.ID)
+		}
+		return kerr.GroupMaxSizeReached
+	}
 	if len(others) == 0 {
 		return nil
 	}
 	if _, ok := vote(append(others, m)); !ok || req.ProtocolType != g.protocolType() {
 		return kerr.InconsistentGroupProtocol
 	}
-	if known := cur.Member(m.ID) != nil || g.joins[m.ID] != nil || in != nil; !known && len(others) >= c.cfg.MaxSize {
+	if !known && len(others) >= c.cfg.MaxSize {
 		delete(g.sessions, m.ID)
 		return kerr.GroupMaxSizeReached
 	}
