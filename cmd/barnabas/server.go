@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"runtime/debug"
 	"strings"
 	"text/tabwriter"
 
@@ -108,8 +109,15 @@ func runServer(cmd *cobra.Command, o serverOptions) error {
 	if err := devcluster.Announce(o.file, os.Getpid()); err != nil {
 		log.Warn("the local cluster's description was not updated", "error", err)
 	}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	return serve(cmd.Context(), c, log)
 }
+
+// gcPercent lets garbage come to twice what lives: a busy node whose state is small is collected half as often, which is worth a twentieth of
+// its work. It costs an idle one nothing. GOGC in the environment wins.
+const gcPercent = 200
 
 // serve runs the node; a stop that was asked for is a success.
 func serve(ctx context.Context, c config.Config, log *slog.Logger) error {
