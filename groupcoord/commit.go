@@ -42,15 +42,16 @@ func (d *Driver) Commit(ctx context.Context, limit time.Duration, cmd *statepb.C
 		res *statepb.Result
 		err error
 	}
-	done := make(chan outcome, 1) // nobody may be there any more
+	done := make(chan outcome, 1)          // nobody may be there any more
+	group, member := cmd.Group, cmd.Member // cmd is the caller's again when this returns
 	d.cfg.Proposer.ProposeAllInTerm(t.n, []*statepb.Command{{Body: &statepb.Command_CommitOffsets{CommitOffsets: cmd}}},
 		func(_, _ int, rs []state.Settled, err error) {
 			if err != nil {
-				d.cfg.Log.Debug("a commit's outcome is unknown, or it was not taken", "term", t.n, "group", cmd.Group, "err", err)
+				d.cfg.Log.Debug("a commit's outcome is unknown, or it was not taken", "term", t.n, "group", group, "err", err)
 				done <- outcome{err: err}
 				return
 			}
-			t.committed(cmd, rs[0].Result) // before the answer: what the client does next comes after it
+			t.committed(group, member, rs[0].Result) // before the answer: what the client does next comes after it
 			done <- outcome{res: rs[0].Result}
 		})
 	late := time.NewTimer(limit)
@@ -72,13 +73,13 @@ func (d *Driver) Commit(ctx context.Context, limit time.Duration, cmd *statepb.C
 }
 
 // committed tells the mind, if there is something in it for it; the entry is in the inbox already.
-func (t *term) committed(cmd *statepb.CommitOffsets, res *statepb.Result) {
-	if cmd.Member == "" && len(res.Parts) == 0 || res.Code == statepb.Code_STALE_TERM {
+func (t *term) committed(group, member string, res *statepb.Result) {
+	if member == "" && len(res.Parts) == 0 || res.Code == statepb.Code_STALE_TERM {
 		return
 	}
 	t.in.Lock()
 	if !t.in.closed {
-		t.in.committed = append(t.in.committed, committed{cmd.Group, cmd.Member, res})
+		t.in.committed = append(t.in.committed, committed{group, member, res})
 	}
 	t.in.Unlock()
 	t.poke()
