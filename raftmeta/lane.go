@@ -127,7 +127,7 @@ func (l *lane) enqueue(raw []byte, p *proposal) error {
 
 // encodeCommand is the Command with this build's version and without seen.
 func encodeCommand(c *statepb.Command) ([]byte, error) {
-	b, err := statepb.AppendCommand(nil, c)
+	b, err := state.AppendCommand(nil, c)
 	if err != nil {
 		return nil, fmt.Errorf("raftmeta: encode command: %w", err)
 	}

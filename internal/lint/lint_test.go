@@ -108,7 +108,7 @@ func TestPurityAllows(t *testing.T) {
 	none(t, Purity(planted(t,
 		"raftmeta/state/a.go", "package state\nimport \"time\"\nfunc f(now time.Time) time.Duration { return now.Sub(time.Time{}) }\n",
 		"raftmeta/state/a_test.go", "package state\nimport _ \"os\"\n",
-		"raftmeta/state/statepb/a.pb.go", "package statepb\nimport _ \"sync\"\n",
+		"raftmeta/state/statepb/a.go", "package statepb\nimport _ \"sync\"\n",
 		"raftmeta/a.go", "package raftmeta\nimport _ \"net\"\nfunc f() { go f() }\n",
 	)))
 }

@@ -34,15 +34,7 @@ func (s *State) claimOwner(session int64, c *statepb.ClaimOwner) *statepb.Result
 // ---- offsets: one store; znodes and both APIs are its faces ----
 
 func (s *State) offset(g, topic string, p int32) (*Offset, bool) {
-	c, ok := s.offsets.get(offsetsKey(g, topic, p))
-	if !ok {
-		return nil, false
-	}
-	i, ok := c.find(p)
-	if !ok {
-		return nil, false
-	}
-	return c.rows[i], true
+	return offsetIn(s.offsets.rows, g, topic, p)
 }
 
 func (c *offsets) find(p int32) (int, bool) {

@@ -22,15 +22,7 @@ func (s *State) gateOn(group string, g Gate) bool {
 
 // memberOf is View.MemberOf while the entry is being applied.
 func (s *State) memberOf(session int64, group string) (memberID string, ok bool) {
-	if session == 0 {
-		return "", false
-	}
-	prefix := ephemeralKey(session, "/consumers/"+group+"/ids/")
-	walkKeys(s.ephemerals.rows, prefix, func(k string, _ *marker) bool {
-		memberID, ok = k[len(prefix):], true
-		return false
-	})
-	return memberID, ok
+	return memberOf(s.ephemerals.rows, session, group)
 }
 
 // publishGeneration makes what the coordinator chose from the raw tree the view of a group's members.

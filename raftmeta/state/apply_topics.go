@@ -163,14 +163,7 @@ func (s *State) createPartitions(c *statepb.CreatePartitions) *statepb.Result {
 }
 
 func (s *State) partition(topic string, p int32) (*Partition, bool) {
-	if p < 0 {
-		return nil, false
-	}
-	c, ok := s.partitions.get(partitionsKey(topic, p))
-	if !ok || int(p%partitionChunk) >= len(c.rows) {
-		return nil, false
-	}
-	return c.rows[p%partitionChunk], true
+	return partitionIn(s.partitions.rows, topic, p)
 }
 
 // putPartition replaces a partition's row: its epoch and its state znode's version go up by one.

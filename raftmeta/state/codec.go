@@ -3,6 +3,7 @@ package state
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
 )
@@ -48,10 +49,17 @@ func (e *enc) put(f protowire.Number, s []byte) {
 	e.b = protowire.AppendBytes(e.b, s)
 }
 
+// sub writes a message that fn fills, after its length.
 func (e *enc) sub(f protowire.Number, fn func(*enc)) {
-	var in enc
-	fn(&in)
-	e.put(f, in.b)
+	e.b = protowire.AppendTag(e.b, f, protowire.BytesType)
+	at := len(e.b)
+	e.b = append(e.b, 0)
+	fn(e)
+	n := len(e.b) - at - 1
+	if more := protowire.SizeVarint(uint64(n)) - 1; more > 0 { // most are shorter than 128 bytes
+		e.b = slices.Insert(e.b, at+1, make([]byte, more)...)
+	}
+	protowire.AppendVarint(e.b[:at], uint64(n))
 }
 
 // ints writes a packed list, nothing for an empty one.

@@ -368,11 +368,15 @@ func (v *View) Legacy(group string) (*Legacy, bool) { return v.legacies.Get(grou
 
 // MemberOf returns the consumer id that a session is registered with in a group.
 func (v *View) MemberOf(s id.SessionID, group string) (memberID string, ok bool) {
-	if v.ephemerals.Len() == 0 || s == 0 {
+	return memberOf(v.ephemerals, int64(s), group)
+}
+
+func memberOf(ephemerals *tree[*marker], session int64, group string) (memberID string, ok bool) {
+	if ephemerals.Len() == 0 || session == 0 {
 		return "", false
 	}
-	prefix := ephemeralKey(int64(s), "/consumers/"+group+"/ids/")
-	walkKeys(v.ephemerals, prefix, func(k string, _ *marker) bool {
+	prefix := ephemeralKey(session, "/consumers/"+group+"/ids/")
+	walkKeys(ephemerals, prefix, func(k string, _ *marker) bool {
 		memberID, ok = k[len(prefix):], true
 		return false
 	})

@@ -160,8 +160,8 @@ func TestOwnPathsUnderClients(t *testing.T) {
 	f := newFold(t)
 	keys, _ := f.s.znodes.collect("")
 	for _, k := range keys[1:] { // the root is first
-		parent, name, _ := strings.Cut(k, "\x00")
-		paths = append(paths, strings.TrimSuffix(parent, "/")+"/"+name)
+		path, _ := znodePath(k)
+		paths = append(paths, path)
 	}
 	paths = append(paths, "/brokers/topics/t", "/brokers/topics/t/partitions", "/brokers/topics/t/partitions/0", "/brokers/topics/t/partitions/0/state",
 		"/config/topics/t", "/brokers/ids/1", "/controller", "/admin/delete_topics/t", "/config/changes/c", "/consumers/g")
@@ -209,15 +209,11 @@ func TestOwnPathsUnderClients(t *testing.T) {
 func checkCounts(t *rapid.T, s *State) {
 	v := s.View()
 	count := map[string]int32{}
-	_, zs := s.znodes.collect("")
-	keys, _ := s.znodes.collect("")
-	for i := range zs {
-		if k := keys[i]; k != "\x00" {
-			for j := range k {
-				if k[j] == 0 {
-					count[k[:j]]++
-				}
-			}
+	keys, zs := s.znodes.collect("")
+	for _, k := range keys {
+		if path, _ := znodePath(k); path != "/" {
+			parent, _ := SplitPath(path)
+			count[parent]++
 		}
 	}
 	v.Brokers(func(b *Broker) bool {
@@ -234,18 +230,7 @@ func checkCounts(t *rapid.T, s *State) {
 		v.Offsets(g, func(topic string, _ *Offset) bool { count["/consumers/"+g+"/offsets/"+topic]++; return true })
 	}
 	for i, z := range zs {
-		k := string(keys[i])
-		path := "/"
-		if k != "\x00" {
-			for j := range k {
-				if k[j] == 0 {
-					path = k[:j] + "/" + k[j+1:]
-					if k[:j] == "/" {
-						path = "/" + k[j+1:]
-					}
-				}
-			}
-		}
+		path, _ := znodePath(keys[i])
 		if z.Stat.Children != count[path] {
 			t.Fatalf("%s says %d children, there are %d", path, z.Stat.Children, count[path])
 		}

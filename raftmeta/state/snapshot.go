@@ -10,7 +10,6 @@ import (
 	"hash"
 	"io"
 	"slices"
-	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -333,13 +332,13 @@ func (s *State) restoreSection(r *snapReader, table byte) error {
 func (s *State) restoreZnode(key string, d *dec) error {
 	z := new(Znode)
 	z.decode(d)
-	parent, name, ok := strings.Cut(key, "\x00")
+	path, ok := znodePath(key)
 	if !ok {
 		return fmt.Errorf("%w: a znode's key without a parent", ErrSnapshot)
 	}
 	s.znodes.put(key, z)
 	if o := z.Stat.EphemeralOwner; o >= firstSession && o < brokerOwner {
-		s.ephemerals.put(ephemeralKey(o, strings.TrimSuffix(parent, "/")+"/"+name), &marker{})
+		s.ephemerals.put(ephemeralKey(o, path), &marker{})
 	}
 	return nil
 }

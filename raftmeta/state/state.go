@@ -209,7 +209,7 @@ func (s *State) Apply(index id.Index, term id.Term, data []byte) Applied {
 		panic(fmt.Sprintf("state: entry %d after %d", index, s.index))
 	}
 	var entry statepb.Entry
-	if err := statepb.UnmarshalEntry(data, &entry); err != nil {
+	if err := unmarshalEntry(data, &entry); err != nil {
 		panic(fmt.Sprintf("state: entry %d (term %d) is not an Entry: %v", index, term, err))
 	}
 	s.index, s.term, s.changes = index, term, make([]Change, 0, len(entry.Commands)) // most make one

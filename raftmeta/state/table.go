@@ -148,4 +148,10 @@ func znodeKey(path string) string {
 	return parent + "\x00" + name
 }
 
+// znodePath is the path of a znodeKey; false for what is none.
+func znodePath(key string) (path string, ok bool) {
+	parent, name, ok := strings.Cut(key, "\x00")
+	return strings.TrimSuffix(parent, "/") + "/" + name, ok
+}
+
 func ephemeralKey(session int64, path string) string { return keyU64(uint64(session)) + path }

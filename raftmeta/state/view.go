@@ -93,10 +93,14 @@ func (v *View) Topics(fn func(*Topic) bool) { walk(v.topics, "", fn) }
 
 // Partition returns a partition's row.
 func (v *View) Partition(topic string, p int32) (*Partition, bool) {
+	return partitionIn(v.partitions, topic, p)
+}
+
+func partitionIn(t *tree[*partitions], topic string, p int32) (*Partition, bool) {
 	if p < 0 {
 		return nil, false
 	}
-	c, ok := v.partitions.Get(partitionsKey(topic, p))
+	c, ok := t.Get(partitionsKey(topic, p))
 	if !ok || int(p%partitionChunk) >= len(c.rows) {
 		return nil, false
 	}
@@ -183,16 +187,19 @@ func (v *View) GroupOwners(g string, fn func(topic, name string, z *Znode)) {
 
 // Offset returns a group's committed offset.
 func (v *View) Offset(g, topic string, p int32) (*Offset, bool) {
-	c, ok := v.offsets.Get(offsetsKey(g, topic, p))
+	return offsetIn(v.offsets, g, topic, p)
+}
+
+func offsetIn(t *tree[*offsets], g, topic string, p int32) (*Offset, bool) {
+	c, ok := t.Get(offsetsKey(g, topic, p))
 	if !ok {
 		return nil, false
 	}
-	for _, o := range c.rows {
-		if o.Partition == p {
-			return o, true
-		}
+	i, ok := c.find(p)
+	if !ok {
+		return nil, false
 	}
-	return nil, false
+	return c.rows[i], true
 }
 
 // TopicOffsets calls fn for each committed offset of a group and topic in ascending partition until it returns false.

@@ -1,4 +1,4 @@
-package statepb
+package state
 
 import (
 	"bytes"
@@ -10,6 +10,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
+
+	pb "github.com/barnabas-mq/barnabas/raftmeta/state/statepb"
 )
 
 var (
@@ -17,25 +19,25 @@ var (
 	strs    = rapid.OneOf(rapid.Just(""), rapid.String(), rapid.StringN(100, 300, -1), rapid.Just("\xff"))
 )
 
-func drawCommand(t *rapid.T) *Command {
-	c := &Command{Version: rapid.Uint32Max(2).Draw(t, "version"), Level: rapid.Uint32Max(2).Draw(t, "level"), Lane: rapid.Uint64Max(300).Draw(t, "lane"),
+func drawCommand(t *rapid.T) *pb.Command {
+	c := &pb.Command{Version: rapid.Uint32Max(2).Draw(t, "version"), Level: rapid.Uint32Max(2).Draw(t, "level"), Lane: rapid.Uint64Max(300).Draw(t, "lane"),
 		Seq: rapid.Uint64Max(300).Draw(t, "seq"), Seen: rapid.Uint64Max(2).Draw(t, "seen"), Term: rapid.Uint64Max(2).Draw(t, "term")}
 	switch rapid.IntRange(0, 9).Draw(t, "kind") {
 	case 0:
-		c.Body = &Command_Tick{Tick: &Tick{}}
+		c.Body = &pb.Command_Tick{Tick: &pb.Tick{}}
 		return c
 	case 1:
-		c.Origin = &Origin{Session: 7}
+		c.Origin = &pb.Origin{Session: 7}
 	}
-	o := &CommitOffsets{Group: strs.Draw(t, "group"), Member: strs.Draw(t, "member"), Generation: int32(numbers.Draw(t, "generation")), By: strs.Draw(t, "by"),
-		From: OffsetOrigin(rapid.Int32Range(0, 3).Draw(t, "from")), Instance: strs.Draw(t, "instance"), NoEpochs: rapid.Bool().Draw(t, "no epochs"),
+	o := &pb.CommitOffsets{Group: strs.Draw(t, "group"), Member: strs.Draw(t, "member"), Generation: int32(numbers.Draw(t, "generation")), By: strs.Draw(t, "by"),
+		From: pb.OffsetOrigin(rapid.Int32Range(0, 3).Draw(t, "from")), Instance: strs.Draw(t, "instance"), NoEpochs: rapid.Bool().Draw(t, "no epochs"),
 		NotSince: numbers.Draw(t, "not since")}
 	for range rapid.IntRange(0, 4).Draw(t, "items") {
-		o.Items = append(o.Items, &OffsetItem{Topic: strs.Draw(t, "topic"), Partition: int32(numbers.Draw(t, "partition")), Offset: numbers.Draw(t, "offset"),
+		o.Items = append(o.Items, &pb.OffsetItem{Topic: strs.Draw(t, "topic"), Partition: int32(numbers.Draw(t, "partition")), Offset: numbers.Draw(t, "offset"),
 			LeaderEpoch: int32(numbers.Draw(t, "epoch")), Metadata: strs.Draw(t, "metadata"), RetentionMs: numbers.Draw(t, "retention"),
 			TopicId: rapid.SliceOfN(rapid.Byte(), 0, 16).Draw(t, "id")})
 	}
-	c.Body = &Command_CommitOffsets{CommitOffsets: o}
+	c.Body = &pb.Command_CommitOffsets{CommitOffsets: o}
 	unknown := protowire.AppendVarint(protowire.AppendTag(nil, 200, protowire.VarintType), 1)
 	switch rapid.IntRange(0, 9).Draw(t, "unknown") {
 	case 0:
@@ -57,7 +59,7 @@ func wrap(num protowire.Number, b []byte) []byte {
 // What is written by hand is what protobuf writes, and it is read as protobuf reads it.
 func TestCommitsAreProtobuf(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		e := &Entry{ClockStepMs: rapid.Uint64Max(300).Draw(t, "step"), WallMs: numbers.Draw(t, "wall")}
+		e := &pb.Entry{ClockStepMs: rapid.Uint64Max(300).Draw(t, "step"), WallMs: numbers.Draw(t, "wall")}
 		for range rapid.IntRange(0, 4).Draw(t, "commands") {
 			c := drawCommand(t)
 			want, wantErr := proto.Marshal(c)
@@ -73,8 +75,8 @@ func TestCommitsAreProtobuf(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var got Entry
-		if err := UnmarshalEntry(b, &got); err != nil || !proto.Equal(&got, e) {
+		var got pb.Entry
+		if err := unmarshalEntry(b, &got); err != nil || !proto.Equal(&got, e) {
 			t.Fatalf("%v\nread as %v\n%v", e, &got, err)
 		}
 	})
@@ -83,7 +85,7 @@ func TestCommitsAreProtobuf(t *testing.T) {
 // A length takes one byte more at each power of 128.
 func TestCommitsOfEveryLength(t *testing.T) {
 	for _, n := range []int{0, 100, 127, 128, 16_300, 16_384, 1 << 20, 1<<21 + 5} {
-		c := &Command{Body: &Command_CommitOffsets{CommitOffsets: &CommitOffsets{Items: []*OffsetItem{{Metadata: strings.Repeat("x", n)}}}}}
+		c := &pb.Command{Body: &pb.Command_CommitOffsets{CommitOffsets: &pb.CommitOffsets{Items: []*pb.OffsetItem{{Metadata: strings.Repeat("x", n)}}}}}
 		want, err := proto.Marshal(c)
 		if err != nil {
 			t.Fatal(err)
@@ -92,7 +94,7 @@ func TestCommitsOfEveryLength(t *testing.T) {
 			t.Errorf("metadata of %d bytes: %v, or other bytes", n, err)
 		}
 	}
-	empty := &Command{Body: &Command_CommitOffsets{CommitOffsets: &CommitOffsets{Items: []*OffsetItem{nil}}}}
+	empty := &pb.Command{Body: &pb.Command_CommitOffsets{CommitOffsets: &pb.CommitOffsets{Items: []*pb.OffsetItem{nil}}}}
 	want, err := proto.Marshal(empty)
 	if got, err2 := AppendCommand(nil, empty); err2 != err || !bytes.Equal(got, want) {
 		t.Errorf("an item that is nil: %x, %v", got, err2)
@@ -105,7 +107,7 @@ func TestCommitsKnowTheirFields(t *testing.T) {
 		message proto.Message
 		below   protowire.Number // of those that commits.go writes
 		want    int
-	}{{&CommitOffsets{}, 1000, 9}, {&OffsetItem{}, 1000, 7}, {&Command{}, 16, fieldTerm + 1}, {&Entry{}, 1000, 3}} {
+	}{{&pb.CommitOffsets{}, 1000, 9}, {&pb.OffsetItem{}, 1000, 7}, {&pb.Command{}, 16, fieldTerm + 1}, {&pb.Entry{}, 1000, 3}} {
 		n := 0
 		for i, fields := 0, m.message.ProtoReflect().Descriptor().Fields(); i < fields.Len(); i++ {
 			if fields.Get(i).Number() < m.below {
@@ -120,13 +122,13 @@ func TestCommitsKnowTheirFields(t *testing.T) {
 
 // FuzzEntry: any bytes come to what protobuf makes of them.
 func FuzzEntry(f *testing.F) {
-	for _, c := range []*Command{
-		{Version: 1, Term: 3, Body: &Command_CommitOffsets{CommitOffsets: &CommitOffsets{Group: "g", Member: "m", Generation: -1, By: "c@h", From: OffsetOrigin_ORIGIN_KAFKA,
-			Instance: "i", NoEpochs: true, NotSince: 9, Items: []*OffsetItem{{Topic: "t", Partition: 1, Offset: 2, LeaderEpoch: -1, Metadata: "x", RetentionMs: -1, TopicId: make([]byte, 16)},
+	for _, c := range []*pb.Command{
+		{Version: 1, Term: 3, Body: &pb.Command_CommitOffsets{CommitOffsets: &pb.CommitOffsets{Group: "g", Member: "m", Generation: -1, By: "c@h", From: pb.OffsetOrigin_ORIGIN_KAFKA,
+			Instance: "i", NoEpochs: true, NotSince: 9, Items: []*pb.OffsetItem{{Topic: "t", Partition: 1, Offset: 2, LeaderEpoch: -1, Metadata: "x", RetentionMs: -1, TopicId: make([]byte, 16)},
 				{Topic: "u"}}}}},
-		{Version: 1, Body: &Command_Tick{Tick: &Tick{}}},
+		{Version: 1, Body: &pb.Command_Tick{Tick: &pb.Tick{}}},
 	} {
-		b, err := proto.Marshal(&Entry{ClockStepMs: 10, WallMs: 20, Commands: []*Command{c, c}})
+		b, err := proto.Marshal(&pb.Entry{ClockStepMs: 10, WallMs: 20, Commands: []*pb.Command{c, c}})
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -147,8 +149,8 @@ func FuzzEntry(f *testing.F) {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var want, got Entry
-		wantErr, err := proto.Unmarshal(b, &want), UnmarshalEntry(b, &got)
+		var want, got pb.Entry
+		wantErr, err := proto.Unmarshal(b, &want), unmarshalEntry(b, &got)
 		if (err != nil) != (wantErr != nil) || err == nil && !proto.Equal(&got, &want) {
 			t.Fatalf("%v, %v\nnot %v, %v", &got, err, &want, wantErr)
 		}
