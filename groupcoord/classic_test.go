@@ -136,7 +136,7 @@ func TestCommitsWhileRebalancing(t *testing.T) {
 	assign := kmsg.NewPtrSyncGroupRequest()
 	assign.Group, assign.MemberID, assign.Generation = "g", one.MemberID, one.Generation
 	<-w.asks(within(t), assign)
-	c := NewClient(ClientConfig{Caller: w, Leaders: w, Views: w, Local: w.drivers["a"]})
+	c := w.at("a")
 	var wg sync.WaitGroup
 	for i := range 50 {
 		wg.Go(func() {

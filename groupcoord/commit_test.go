@@ -35,9 +35,6 @@ func untilTakenFor(t *testing.T, c *Client, cmd *pb.CommitOffsets, limit time.Du
 // client has committed a later offset since.
 func TestCommitIsNotRepeated(t *testing.T) {
 	w := newWorld(t, func() core.Mind { return core.NewCoordinator(core.Config{}) })
-	client := func(local *Driver) *Client {
-		return NewClient(ClientConfig{Caller: w, Leaders: w, Views: w, Local: local})
-	}
 	at := func() int64 {
 		o, ok := w.View().Offset("h", "t", 0)
 		if !ok {
@@ -45,7 +42,7 @@ func TestCommitIsNotRepeated(t *testing.T) {
 		}
 		return int64(o.Offset)
 	}
-	a, b := client(w.drivers["a"]), client(w.drivers["b"])
+	a, b := w.at("a"), w.at("b")
 	if _, err := a.Commit(within(t), time.Minute, commitOf(1)); !errors.Is(err, ErrNotCoordinator) {
 		t.Fatal("before its term:", err)
 	}
@@ -82,7 +79,7 @@ func TestCommitIsNotRepeated(t *testing.T) {
 func TestCommitEndsInTime(t *testing.T) {
 	w := newWorld(t, func() core.Mind { return newParker(time.Hour) })
 	defer w.lead("a")()
-	c := NewClient(ClientConfig{Caller: w, Leaders: w, Views: w, Local: w.drivers["a"]})
+	c := w.at("a")
 	if _, err := untilTaken(t, c, commitOf(1)); err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +102,7 @@ func TestCommitIsToldToTheMind(t *testing.T) {
 	p := newParker(time.Hour)
 	w := newWorld(t, func() core.Mind { return p })
 	defer w.lead("a")()
-	c := NewClient(ClientConfig{Caller: w, Leaders: w, Views: w, Local: w.drivers["a"]})
+	c := w.at("a")
 	ctx, cancel := context.WithTimeout(within(t), 10*time.Second)
 	defer cancel()
 	if _, err := untilTaken(t, c, commitOf(1)); err != nil {
@@ -166,7 +163,7 @@ func TestCommitIsToldBeforeWhatFollows(t *testing.T) {
 	m := &slowMind{parker: newParker(time.Hour), busy: make(chan struct{}, 99), free: make(chan struct{}), order: make(chan string, 9)}
 	w := newWorld(t, func() core.Mind { return m })
 	stop := w.lead("a")
-	c := NewClient(ClientConfig{Caller: w, Leaders: w, Views: w, Local: w.drivers["a"]})
+	c := w.at("a")
 	if _, err := untilTaken(t, c, commitOf(1)); err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +211,7 @@ func TestCommitOutcomes(t *testing.T) {
 	out := &proposer{w, make(chan func([]state.Settled, error), 1)}
 	w.drivers["a"].cfg.Proposer = out
 	defer w.lead("a")()
-	c := NewClient(ClientConfig{Caller: w, Leaders: w, Views: w, Local: w.drivers["a"]})
+	c := w.at("a")
 	if _, err := untilTakenFor(t, c, commitOf(1), 10*time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}

@@ -128,6 +128,11 @@ func (w *world) lead(n id.DirectoryID) (stop func()) {
 
 func (w *world) client() *Client { return NewClient(ClientConfig{Caller: w, Leaders: w, Views: w}) }
 
+// at is the client of a node that has a driver.
+func (w *world) at(n id.DirectoryID) *Client {
+	return NewClient(ClientConfig{Caller: w, Leaders: w, Views: w, Local: w.drivers[n]})
+}
+
 func claim(session int64) *pb.Command {
 	return &pb.Command{Origin: &pb.Origin{Session: session, AttachEpoch: 1}, Body: &pb.Command_ClaimOwner{ClaimOwner: &pb.ClaimOwner{
 		Group: "g", Topic: "t", Name: "0", Data: []byte("me"), Ephemeral: true}}}

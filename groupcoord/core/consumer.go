@@ -220,7 +220,7 @@ func (c *Coordinator) consumerTimes(group string) (beat, session time.Duration) 
 // refuseConsumer tells why a member may not be in the group at all.
 func (c *Coordinator) refuseConsumer(g *group, r Request, req *kmsg.ConsumerGroupHeartbeatRequest) (*kerr.Error, string) {
 	if why := c.legacyRefusal(g); why != "" && g.cur().Member(req.MemberID) == nil {
-		c.explainRefused(g.name, fmt.Sprintf("client %s at %s", clip(r.Kafka.ClientID), r.Kafka.Host), why)
+		c.explainRefused(g.name, clientAt(r.Kafka.ClientID, r.Kafka.Host), why)
 		return kerr.InconsistentGroupProtocol, why
 	}
 	if !g.modern() && (len(g.members()) > 0 || len(g.joins) > 0) {

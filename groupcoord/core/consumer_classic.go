@@ -246,7 +246,7 @@ func (c *Coordinator) joinConsumer(g *group, r Request, req *kmsg.JoinGroupReque
 	}
 	meta, err := subscription(m, "")
 	if err != nil {
-		c.explainRefused(g.name, fmt.Sprintf("client %s at %s", clip(m.Client), m.Host), err.Error())
+		c.explainRefused(g.name, clientAt(m.Client, m.Host), err.Error())
 		c.fail(r, kerr.InconsistentGroupProtocol)
 		return
 	}
@@ -329,7 +329,7 @@ func (c *Coordinator) refuseClassic(g *group, m *state.Member, req *kmsg.JoinGro
 	case m.ID != "" && m.Instance != "" && in.ID != m.ID:
 		return kerr.FencedInstanceID
 	case !known && c.legacyRefusal(g) != "":
-		c.explainRefused(g.name, fmt.Sprintf("client %s at %s", clip(m.Client), m.Host), c.legacyRefusal(g))
+		c.explainRefused(g.name, clientAt(m.Client, m.Host), c.legacyRefusal(g))
 		return kerr.InconsistentGroupProtocol
 	}
 	if !g.modern() && len(g.members()) > 0 {

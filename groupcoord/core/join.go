@@ -225,7 +225,7 @@ func (c *Coordinator) refuseJoin(g *group, m *state.Member, req *kmsg.JoinGroupR
 	case req.ProtocolType == "" || len(m.Protocols) == 0:
 		return kerr.InconsistentGroupProtocol
 	case req.ProtocolType == "consumer" && c.legacyRefusal(g) != "":
-		c.explainRefused(g.name, fmt.Sprintf("client %s at %s", clip(m.Client), m.Host), c.legacyRefusal(g))
+		c.explainRefused(g.name, clientAt(m.Client, m.Host), c.legacyRefusal(g))
 		return kerr.InconsistentGroupProtocol
 	}
 	others := g.everyone()
@@ -238,7 +238,7 @@ func (c *Coordinator) refuseJoin(g *group, m *state.Member, req *kmsg.JoinGroupR
 	known := cur.Member(m.ID) != nil || g.joins[m.ID] != nil || in != nil
 	if n := metadataBytes(append(others[:len(others):len(others)], m)); n > maxMetadata {
 		why := fmt.Sprintf("its members' metadata would be %d bytes, at most %d fit", n, maxMetadata)
-		c.explainRefused(g.name, fmt.Sprintf("client %s at %s", clip(m.Client), m.Host), why)
+		c.explainRefused(g.name, clientAt(m.Client, m.Host), why)
 		if !known {
 			delete(g.sessions, m.ID)
 		}
@@ -365,8 +365,10 @@ func joined(row *state.Group, member string, version int16) *kmsg.JoinGroupRespo
 
 // who names a member for people.
 func who(m *state.Member) string {
-	return fmt.Sprintf("member %s (client %s at %s)", clip(m.ID), clip(m.Client), m.Host)
+	return fmt.Sprintf("member %s (%s)", clip(m.ID), clientAt(m.Client, m.Host))
 }
+
+func clientAt(client, host string) string { return fmt.Sprintf("client %s at %s", clip(client), host) }
 
 func because(reason *string) string {
 	if reason == nil || *reason == "" {
