@@ -608,6 +608,9 @@ func TestOffsetsBelowAnEphemeralDirectory(t *testing.T) {
 		}
 		f.ok(ephemeral(ses, 1, dir))
 		f.ok(commit("g", "t", 0, 5))
+		if z, _ := f.s.View().Znode(dir); z.Stat.EphemeralOwner != 0 {
+			t.Errorf("%s still shows its session, and would go with it once a snapshot was restored", dir)
+		}
 		f.ok(&pb.Command{Body: &pb.Command_CloseSession{CloseSession: &pb.CloseSession{Session: ses, AttachEpoch: 1}}})
 		if _, ok := f.s.View().Offset("g", "t", 0); !ok {
 			t.Errorf("%s: the offset went with a session", dir)
